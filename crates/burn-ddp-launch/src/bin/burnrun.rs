@@ -1,0 +1,2 @@
+//! The `burnrun` command.
+fn main() {}
