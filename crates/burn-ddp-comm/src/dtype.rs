@@ -1,5 +1,7 @@
 //! The element types that collectives carry.
 
+use std::fmt;
+
 use half::{bf16, f16};
 
 /// An element type.
@@ -30,6 +32,20 @@ impl DType {
             Self::F16 | Self::BF16 => 2,
             Self::U8 => 1,
         }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+        })
     }
 }
 

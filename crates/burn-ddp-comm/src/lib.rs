@@ -1,9 +1,21 @@
 //! Process groups and collectives for distributed training.
 
+mod call;
+mod collective;
+mod communicator;
 mod dtype;
+mod engine;
 mod error;
+mod fault;
+mod peer;
+mod process_group;
+mod reduce;
 mod reduce_op;
+mod transport;
+mod work;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
+pub use process_group::ProcessGroup;
 pub use reduce_op::ReduceOp;
+pub use work::Work;

@@ -1,5 +1,7 @@
 //! How an all-reduce combines the ranks' elements.
 
+use std::fmt;
+
 /// The reduction of an all-reduce.
 ///
 /// Elements are combined in rank order, so the result is bitwise identical on
@@ -16,4 +18,16 @@ pub enum ReduceOp {
     Max,
     /// The product over ranks. Integers wrap.
     Product,
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Product => "product",
+        })
+    }
 }

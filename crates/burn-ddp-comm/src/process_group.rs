@@ -1,0 +1,321 @@
+//! The group of processes that train together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::communicator::Communicator;
+use crate::engine::Engine;
+use crate::fault::Fault;
+use crate::work::{Work, work};
+use crate::{Element, Error, ReduceOp, Result};
+
+/// A group of processes, its ranks, that run collective operations together.
+///
+/// Every rank has to make the same calls in the same order; a difference is an
+/// error on all of them. Blocking and asynchronous operations, from whatever
+/// threads, run one at a time in the order in which they were called.
+///
+/// A group that has failed stays failed: every later operation returns the
+/// first error at once, on every rank. No wait is without a deadline.
+///
+/// A clone is another handle of the same group. When the last handle is
+/// dropped, this rank leaves the group.
+#[derive(Clone)]
+pub struct ProcessGroup {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    rank: usize,
+    world_size: usize,
+    local_rank: usize,
+    local_world_size: usize,
+    fault: Arc<Fault>,
+    engine: Engine,
+    transport: String,
+    setup_time: Duration,
+}
+
+impl ProcessGroup {
+    /// A group of this process alone, in which every operation works: no
+    /// sockets, no threads.
+    pub fn single() -> Self {
+        let fault = Arc::new(Fault::new());
+        Self {
+            inner: Arc::new(Inner {
+                rank: 0,
+                world_size: 1,
+                local_rank: 0,
+                local_world_size: 1,
+                engine: Engine::new(Communicator::single(Arc::clone(&fault))),
+                fault,
+                transport: "no other ranks".to_owned(),
+                setup_time: Duration::ZERO,
+            }),
+        }
+    }
+
+    /// The group that the launcher of this process set up.
+    ///
+    /// # Errors
+    ///
+    /// Environment: this build has no transport.
+    pub fn from_env() -> Result<Self> {
+        match std::env::var_os("RANK") {
+            None => Ok(Self::single()),
+            Some(_) => Err(Error::environment("no transport")),
+        }
+    }
+
+    /// This process's number in the group: `0..world_size`.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The number of processes in the group.
+    pub fn world_size(&self) -> usize {
+        self.inner.world_size
+    }
+
+    /// This process's number among those of its host: `0..local_world_size`.
+    pub fn local_rank(&self) -> usize {
+        self.inner.local_rank
+    }
+
+    /// The number of the group's processes on this host.
+    pub fn local_world_size(&self) -> usize {
+        self.inner.local_world_size
+    }
+
+    /// Whether this is rank 0, which alone writes logs and checkpoints.
+    pub fn is_main(&self) -> bool {
+        self.inner.rank == 0
+    }
+
+    /// Replaces `data` by the reduction of all ranks' `data`, which is as long
+    /// on every rank. The result is bitwise the same on all of them.
+    ///
+    /// # Errors
+    ///
+    /// Usage: a rank called something else, or with other arguments. Peer: a
+    /// rank failed, left, or did not arrive. `data` is undefined then.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        let data = bytemuck::cast_slice_mut(data);
+        self.run(|communicator| communicator.all_reduce(T::DTYPE, data, op))
+    }
+
+    /// Replaces `data` by rank `root`'s, which is as long.
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
+    /// `root`.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        let data = bytemuck::cast_slice_mut(data);
+        self.run(|communicator| communicator.broadcast(T::DTYPE, data, root))
+    }
+
+    /// Writes every rank's `data` to `out`, in rank order. `data` is as long on
+    /// every rank, and `out` is `world_size` times as long.
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce); Usage also if `out` has another
+    /// length.
+    pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
+        let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
+        self.run(|communicator| communicator.all_gather(T::DTYPE, data, out))
+    }
+
+    /// Returns when every rank has called this.
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce).
+    pub fn barrier(&self) -> Result<()> {
+        self.run(Communicator::barrier)
+    }
+
+    /// Returns rank `root`'s value, which is `Some` there and ignored on the
+    /// other ranks. It may take 1 GiB encoded (MessagePack).
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce); Usage also if the root gives
+    /// `None`, or a value that can't be encoded, or decoded as `T`.
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        value: Option<T>,
+        root: usize,
+    ) -> Result<T> {
+        let bytes = match &value {
+            Some(value) if root == self.rank() => encode(value).map(Some),
+            _ => Ok(None),
+        };
+        let bytes = self.run(|communicator| communicator.broadcast_bytes(bytes, root))?;
+        match value {
+            Some(value) if root == self.rank() => Ok(value),
+            _ => decode(root, &bytes).map_err(|error| self.fail(error)),
+        }
+    }
+
+    /// Returns every rank's value, in rank order. Each may take 1 GiB encoded
+    /// (MessagePack).
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce); Usage also if a value can't be
+    /// encoded, or decoded as `T`.
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
+        let bytes = encode(value);
+        let objects = self.run(|communicator| communicator.all_gather_bytes(bytes))?;
+        objects
+            .iter()
+            .enumerate()
+            .map(|(rank, bytes)| decode(rank, bytes))
+            .collect::<Result<_>>()
+            .map_err(|error| self.fail(error))
+    }
+
+    /// [`all_reduce`](Self::all_reduce), run by the group's communication
+    /// thread while this one goes on.
+    pub fn all_reduce_async<T: Element, B: AsMut<[T]> + Send + 'static>(
+        &self,
+        data: B,
+        op: ReduceOp,
+    ) -> Work<B> {
+        self.submit(data, move |communicator, data| {
+            communicator.all_reduce(T::DTYPE, bytemuck::cast_slice_mut(data.as_mut()), op)
+        })
+    }
+
+    /// [`broadcast`](Self::broadcast), run by the group's communication thread
+    /// while this one goes on.
+    pub fn broadcast_async<T: Element, B: AsMut<[T]> + Send + 'static>(
+        &self,
+        data: B,
+        root: usize,
+    ) -> Work<B> {
+        self.submit(data, move |communicator, data| {
+            communicator.broadcast(T::DTYPE, bytemuck::cast_slice_mut(data.as_mut()), root)
+        })
+    }
+
+    /// [`all_gather`](Self::all_gather), run by the group's communication
+    /// thread while this one goes on.
+    pub fn all_gather_async<
+        T: Element,
+        B: AsRef<[T]> + Send + 'static,
+        O: AsMut<[T]> + Send + 'static,
+    >(
+        &self,
+        data: B,
+        out: O,
+    ) -> Work<(B, O)> {
+        self.submit((data, out), |communicator, (data, out)| {
+            communicator.all_gather(
+                T::DTYPE,
+                bytemuck::cast_slice(data.as_ref()),
+                bytemuck::cast_slice_mut(out.as_mut()),
+            )
+        })
+    }
+
+    /// [`barrier`](Self::barrier), run by the group's communication thread
+    /// while this one goes on.
+    pub fn barrier_async(&self) -> Work<()> {
+        self.submit((), |communicator, ()| communicator.barrier())
+    }
+
+    /// Fails the group on every rank: pending and later operations return a
+    /// Peer error with this reason. For a rank that can't go on.
+    pub fn abort(&self, reason: impl Into<String>) {
+        let rank = self.rank();
+        self.fail(Error::peer(
+            [rank],
+            format!("rank {rank} aborted the group: {}", reason.into()),
+        ));
+    }
+
+    /// The error that made the group fail, if it has failed.
+    pub fn error(&self) -> Option<Error> {
+        self.inner.fault.error()
+    }
+
+    /// Which ranks are reached how: `shared memory to ranks 1-3; TCP to ranks
+    /// 4-7`.
+    pub fn transport_summary(&self) -> String {
+        self.inner.transport.clone()
+    }
+
+    /// How long it took to set the group up.
+    pub fn setup_time(&self) -> Duration {
+        self.inner.setup_time
+    }
+
+    fn run<R>(&self, operation: impl FnOnce(&mut Communicator) -> Result<R>) -> Result<R> {
+        // At once, and not behind the operations that are about to fail.
+        self.inner.fault.check()?;
+        self.inner.engine.run(operation)
+    }
+
+    fn submit<B: Send + 'static>(
+        &self,
+        mut buffers: B,
+        operation: impl FnOnce(&mut Communicator, &mut B) -> Result<()> + Send + 'static,
+    ) -> Work<B> {
+        let (work, completion) = work();
+        if self.world_size() == 1 {
+            let result = self.run(|communicator| operation(communicator, &mut buffers));
+            completion.complete(result.map(|()| buffers));
+            return work;
+        }
+        let job = Box::new(move |communicator: &mut Communicator| {
+            let result = operation(communicator, &mut buffers);
+            completion.complete(result.map(|()| buffers));
+        });
+        let name = format!("ddp rank {}", self.rank());
+        if let Err(error) = self.inner.engine.submit(name, job) {
+            self.fail(error);
+        }
+        work
+    }
+
+    /// Records that the group has failed and tells the other ranks.
+    fn fail(&self, error: Error) -> Error {
+        self.inner.fault.set(error)
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("rank", &self.inner.rank)
+            .field("world_size", &self.inner.world_size)
+            .field("transport", &self.inner.transport)
+            .field("error", &self.inner.fault.error())
+            .finish_non_exhaustive()
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    rmp_serde::to_vec_named(value).map_err(|error| {
+        Error::usage(format!(
+            "a {} can't be encoded: {error}",
+            std::any::type_name::<T>()
+        ))
+    })
+}
+
+fn decode<T: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<T> {
+    rmp_serde::from_slice(bytes).map_err(|error| {
+        Error::usage(format!(
+            "the value from rank {rank} is no {}: {error}",
+            std::any::type_name::<T>()
+        ))
+    })
+}
