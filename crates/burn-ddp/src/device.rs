@@ -35,12 +35,7 @@ pub fn device(_group: &ProcessGroup) -> Result<Device> {
 /// Whether the device computes an operation when it is called, on the calling
 /// thread, so that a gradient's values exist when its hook runs.
 pub(crate) fn is_eager(device: &Device) -> bool {
-    is_eager_dispatch(device.as_dispatch())
-}
-
-fn is_eager_dispatch(device: &DispatchDevice) -> bool {
-    match device {
-        DispatchDevice::Autodiff(device) => is_eager_dispatch(device.inner()),
+    match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
         #[cfg(feature = "ndarray")]

@@ -25,7 +25,7 @@ use crate::pass::Pass;
 
 /// Where a hook delivers its gradient.
 #[derive(Clone)]
-pub struct HookTarget {
+pub(crate) struct HookTarget {
     pass: Arc<Pass>,
     /// Position of the parameter in module traversal order.
     parameter: usize,
@@ -56,7 +56,7 @@ enum Delivery {
     Cube: cfg(feature = "cubecl"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait GradHook: Backend {
+pub(crate) trait GradHook: Backend {
     /// The identity, hooked by the autodiff backend and by no other.
     #[fusion(default)]
     fn grad_hook(x: FloatTensor<Self>, _target: HookTarget) -> FloatTensor<Self> {

@@ -17,7 +17,7 @@ mod reducer;
 mod replicate;
 
 pub use accumulation::Accumulation;
-pub use burn_ddp_comm::{Error, ErrorKind, GroupConfig, ProcessGroup, ReduceOp, Result, Work};
+pub use burn_ddp_comm::{Error, ErrorKind, ProcessGroup, ReduceOp, Result, Work};
 pub use checkpoint::{Checkpointer, Restored};
 pub use ddp::{Ddp, DdpConfig};
 pub use device::device;

@@ -215,11 +215,6 @@ impl Reducer {
         }
     }
 
-    /// Whether the running backward pass has delivered the gradient.
-    pub(crate) fn has_delivered(&self, parameter: usize) -> bool {
-        self.progress[parameter].delivered
-    }
-
     /// Records that a gradient became ready, for the rebuilt bucket order.
     pub(crate) fn record_ready(&mut self, parameter: usize) {
         if let Some(order) = &mut self.ready_order {
