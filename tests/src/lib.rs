@@ -1,1 +1,6 @@
-//! Placeholder being written.
+//! Starts test jobs of several processes, and the cases they run.
+
+pub mod cases;
+//mod job;
+
+//pub use job::{RankOutput, TestJob};

@@ -29,6 +29,8 @@ pub(crate) fn deliver_rest<M: Module>(
     let mut reads = collector.reads;
 
     let mut reducer = lock(reducer);
+    // A hook may have failed.
+    reducer.check()?;
     if reads.len() != reducer.parameters() {
         return Err(reducer.fail(changed_module()));
     }

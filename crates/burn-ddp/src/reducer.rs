@@ -50,6 +50,8 @@ struct Progress {
     written: bool,
     /// Delivered in the backward pass that is running.
     delivered: bool,
+    /// Written on some rank, known when the step is finished.
+    anywhere: bool,
 }
 
 /// What a step's communication cost.
@@ -180,9 +182,7 @@ impl Reducer {
 
     /// Starts a step of one or more backward passes.
     pub(crate) fn begin_step(&mut self) -> Result<()> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
+        self.check()?;
         self.progress.fill(Progress::default());
         self.next_launch = 0;
         self.micro_batches = 0;
@@ -253,10 +253,8 @@ impl Reducer {
                 buffer.write(slot.start, slot.len, data.bytes());
             }
         }
-        self.progress[parameter] = Progress {
-            written: true,
-            delivered: true,
-        };
+        self.progress[parameter].written = true;
+        self.progress[parameter].delivered = true;
         self.buckets[b].missing -= 1;
         self.launch_full();
         Ok(())
@@ -336,7 +334,12 @@ impl Reducer {
         for index in 0..self.buckets.len() {
             if let Some(State::Reducing(pending)) = self.buckets[index].state.take() {
                 let buffer = pending.wait();
-                self.buckets[index].state = Some(State::Reduced(self.remember(buffer)?));
+                let buffer = self.remember(buffer)?;
+                let layout = &self.plan.buckets[index];
+                for (flag, slot) in (layout.flags_start..).zip(&layout.slots) {
+                    self.progress[slot.parameter].anywhere = buffer.flag(flag);
+                }
+                self.buckets[index].state = Some(State::Reduced(buffer));
             }
         }
         self.stats.wait = waiting.elapsed();
@@ -352,7 +355,7 @@ impl Reducer {
         let Some(State::Reduced(buffer)) = &self.buckets[b].state else {
             return None;
         };
-        if !buffer.flag(layout.flags_start + s) {
+        if !self.progress[parameter].anywhere {
             return None;
         }
         let slot = &layout.slots[s];
@@ -392,30 +395,27 @@ impl Reducer {
         Ok(())
     }
 
-    /// The trainable parameters that no backward pass of the step has reached on
-    /// this rank, and those that none has reached on any.
+    /// The trainable parameters that no backward pass of the last step has
+    /// reached on this rank, and those that none has reached on any.
     pub(crate) fn unused(&self) -> UnusedParameters {
-        let mut unused = UnusedParameters::default();
-        for (layout, bucket) in self.plan.buckets.iter().zip(&self.buckets) {
-            for (index, slot) in layout.slots.iter().enumerate() {
-                let path = || self.path(slot.parameter).to_owned();
-                if !self.progress[slot.parameter].written {
-                    unused.on_this_rank.push(path());
-                }
-                if let Some(State::Reduced(buffer)) = &bucket.state
-                    && !buffer.flag(layout.flags_start + index)
-                {
-                    unused.on_every_rank.push(path());
-                }
-            }
+        let paths = |used: fn(&Progress) -> bool| {
+            let unused = |g: &&Gradient| !used(&self.progress[g.parameter]);
+            let unused = self.gradients.iter().filter(unused);
+            unused.map(|g| self.path(g.parameter).to_owned()).collect()
+        };
+        UnusedParameters {
+            on_this_rank: paths(|progress| progress.written),
+            on_every_rank: paths(|progress| progress.anywhere),
         }
-        unused.on_this_rank.sort_unstable();
-        unused.on_every_rank.sort_unstable();
-        unused
     }
 
     fn path(&self, parameter: usize) -> &str {
         &self.paths[parameter]
+    }
+
+    /// The error that failed the reducer, if there was one.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     /// Keeps `error` for every later call, and returns the first one.
@@ -428,7 +428,8 @@ impl Reducer {
     }
 }
 
-/// Parameters that took no part in the loss of the last step, by path.
+/// Parameters that took no part in the loss of the last step: their paths in
+/// module traversal order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnusedParameters {
     /// On this rank: they contributed zero to the average.
