@@ -98,10 +98,11 @@ impl Peer {
         self.incoming = Flow::new(incoming);
     }
 
-    /// Moves the headers both ways. A header that differs from `own` stops the
+    /// Begins a pass and moves the headers both ways. A header that differs from `own` stops the
     /// stream from this peer, see [`differs`](Self::differs).
     pub(crate) fn exchange_headers(&mut self, own: &Header) -> Moved {
         let mut moved = false;
+        self.link.begin_pass();
         if self.outgoing.segment == 0 {
             moved |= self.send(own, HEADER_BYTES)?;
         }
@@ -121,6 +122,14 @@ impl Peer {
             }
         }
         Ok(moved)
+    }
+
+    /// Ends a pass; whether everything has passed.
+    pub(crate) fn end_pass(&mut self) -> Moved {
+        self.link
+            .flush()
+            .map_err(|reason| broken(self.rank, reason))?;
+        Ok(self.is_done() && self.link.is_flushed())
     }
 
     /// Whether this peer's header is not this rank's.

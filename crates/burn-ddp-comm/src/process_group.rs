@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::communicator::Communicator;
 use crate::engine::Engine;
-use crate::fault::Fault;
+use crate::membership::Membership;
 use crate::work::{Work, work};
 use crate::{Element, Error, ReduceOp, Result};
 
@@ -34,7 +34,7 @@ struct Inner {
     world_size: usize,
     local_rank: usize,
     local_world_size: usize,
-    fault: Arc<Fault>,
+    membership: Arc<Membership>,
     engine: Engine,
     transport: String,
     setup_time: Duration,
@@ -44,15 +44,15 @@ impl ProcessGroup {
     /// A group of this process alone, in which every operation works: no
     /// sockets, no threads.
     pub fn single() -> Self {
-        let fault = Arc::new(Fault::new());
+        let membership = Arc::new(Membership::single());
         Self {
             inner: Arc::new(Inner {
                 rank: 0,
                 world_size: 1,
                 local_rank: 0,
                 local_world_size: 1,
-                engine: Engine::new(Communicator::single(Arc::clone(&fault))),
-                fault,
+                engine: Engine::new(Communicator::single(Arc::clone(&membership))),
+                membership,
                 transport: "no other ranks".to_owned(),
                 setup_time: Duration::ZERO,
             }),
@@ -243,7 +243,7 @@ impl ProcessGroup {
 
     /// The error that made the group fail, if it has failed.
     pub fn error(&self) -> Option<Error> {
-        self.inner.fault.error()
+        self.inner.membership.error()
     }
 
     /// Which ranks are reached how: `shared memory to ranks 1-3; TCP to ranks
@@ -259,7 +259,7 @@ impl ProcessGroup {
 
     fn run<R>(&self, operation: impl FnOnce(&mut Communicator) -> Result<R>) -> Result<R> {
         // At once, and not behind the operations that are about to fail.
-        self.inner.fault.check()?;
+        self.inner.membership.check()?;
         self.inner.engine.run(operation)
     }
 
@@ -287,7 +287,7 @@ impl ProcessGroup {
 
     /// Records that the group has failed and tells the other ranks.
     fn fail(&self, error: Error) -> Error {
-        self.inner.fault.set(error)
+        self.inner.membership.fail(error)
     }
 }
 
@@ -297,7 +297,7 @@ impl fmt::Debug for ProcessGroup {
             .field("rank", &self.inner.rank)
             .field("world_size", &self.inner.world_size)
             .field("transport", &self.inner.transport)
-            .field("error", &self.inner.fault.error())
+            .field("error", &self.inner.membership.error())
             .finish_non_exhaustive()
     }
 }

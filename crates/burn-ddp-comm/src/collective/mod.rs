@@ -23,3 +23,6 @@ pub(crate) trait Exchange {
     /// [`receiving`](Peer::receiving) segment 0.
     fn advance(&mut self, peers: &mut Peers) -> Moved;
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

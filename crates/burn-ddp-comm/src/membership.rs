@@ -1,0 +1,42 @@
+//! A rank's standing in its group: whether the group still works, and who has
+//! left it.
+
+use std::sync::Arc;
+
+use crate::fault::Fault;
+use crate::{Error, Result};
+
+/// The group's fault, and the store through which the ranks tell each other.
+pub(crate) struct Membership {
+    fault: Arc<Fault>,
+}
+
+impl Membership {
+    /// The membership of a group of one.
+    pub(crate) fn single() -> Self {
+        Self {
+            fault: Arc::new(Fault::new()),
+        }
+    }
+
+    /// `Err` with the error that made the group fail, if it has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.fault.check()
+    }
+
+    /// The error that made the group fail, if it has failed.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.fault.error()
+    }
+
+    /// Records that the group has failed and tells the other ranks, unless it
+    /// had failed before; returns the error that made it fail.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.fault.set(error)
+    }
+
+    /// Whether `rank` has left the group in good order.
+    pub(crate) fn has_left(&self, _rank: usize) -> bool {
+        false
+    }
+}

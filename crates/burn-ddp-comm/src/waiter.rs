@@ -1,0 +1,241 @@
+//! How a rank waits for its peers: awake at first, since falling asleep and
+//! being woken takes longer than most waits last, and asleep when it lasts.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::collective::Peers;
+use crate::fault::Fault;
+use crate::peer::{Peer, Stop};
+use crate::transport::shared_memory::Mapping;
+use crate::{Error, Result};
+
+/// Longest sleep before looking around.
+const SLICE: Duration = Duration::from_millis(50);
+/// Longest sleep where peers are reached both ways: a sleep on sockets is not
+/// ended by a doorbell.
+const MIXED_SLICE: Duration = Duration::from_millis(1);
+
+/// Passes without a look at the clock.
+const PASSES_PER_LOOK: u32 = 32;
+
+/// How long to stay awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patience {
+    /// Keeping the core.
+    spin: Duration,
+    /// Letting others have the core in between.
+    yielding: Duration,
+}
+
+/// The thread has nothing else to do, and there is a core for every rank.
+const FOREGROUND: Patience = Patience {
+    spin: Duration::from_micros(200),
+    yielding: Duration::from_micros(200),
+};
+/// Other ranks need this core.
+const CROWDED: Patience = Patience {
+    spin: Duration::ZERO,
+    yielding: Duration::from_micros(200),
+};
+/// A thread that computes needs this core.
+const BACKGROUND: Patience = Patience {
+    spin: Duration::from_micros(10),
+    yielding: Duration::ZERO,
+};
+
+/// The state of one rank's waiting.
+pub(crate) struct Waiter {
+    timeout: Duration,
+    fault: Arc<Fault>,
+    /// This rank's segment, whose doorbell its local peers ring.
+    segment: Option<Arc<Mapping>>,
+    /// Ends a sleep on sockets when the group fails.
+    wake: Option<Arc<OwnedFd>>,
+    crowded: bool,
+    background: bool,
+    /// Passes since anything moved.
+    idle_passes: u32,
+    idle_since: Option<Instant>,
+    /// Set while the doorbell is armed: the number to sleep with.
+    armed: Option<u32>,
+    /// Awaited ranks that had left before the last pass began.
+    left: Vec<usize>,
+}
+
+impl Waiter {
+    /// A waiter that gives up after `timeout` without progress. `segment`: this
+    /// rank's, if it has peers in shared memory. `sockets`: whether it has peers
+    /// over TCP. `crowded`: whether the host has more ranks than cores.
+    ///
+    /// # Errors
+    ///
+    /// Environment: no file descriptor to be had.
+    pub(crate) fn new(
+        timeout: Duration,
+        fault: Arc<Fault>,
+        segment: Option<Arc<Mapping>>,
+        sockets: bool,
+        crowded: bool,
+    ) -> Result<Self> {
+        let wake = sockets
+            .then(|| rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))
+            .transpose()
+            .map_err(|error| Error::environment_from("could not create an eventfd", error))?
+            .map(Arc::new);
+        let (bell, event) = (segment.clone(), wake.clone());
+        fault.on_set(move || {
+            if let Some(segment) = &bell {
+                segment.doorbell().ring_always();
+            }
+            if let Some(event) = &event {
+                // It fails only when the counter is full, and readable then.
+                let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+            }
+        });
+        Ok(Self {
+            timeout,
+            fault,
+            segment,
+            wake,
+            crowded,
+            background: false,
+            idle_passes: 0,
+            idle_since: None,
+            armed: None,
+            left: Vec::new(),
+        })
+    }
+
+    /// Says whether this thread works beside one that computes.
+    pub(crate) fn set_background(&mut self, background: bool) {
+        self.background = background;
+    }
+
+    /// Ends the waiting: something moved.
+    pub(crate) fn moved(&mut self) {
+        self.idle_passes = 0;
+        self.idle_since = None;
+        self.left.clear();
+        if self.armed.take().is_some()
+            && let Some(segment) = &self.segment
+        {
+            segment.doorbell().disarm();
+        }
+    }
+
+    /// Waits a little after a pass in which nothing moved. `has_left` says
+    /// whether a rank has left the group.
+    ///
+    /// # Errors
+    ///
+    /// The group failed, the time is up, or an awaited rank has left.
+    pub(crate) fn idle(
+        &mut self,
+        peers: &Peers,
+        has_left: impl Fn(usize) -> bool,
+    ) -> Result<(), Stop> {
+        if self.fault.is_set() {
+            return Err(Stop::Fault);
+        }
+        let patience = self.patience();
+        self.idle_passes += 1;
+        if !patience.spin.is_zero() && !self.idle_passes.is_multiple_of(PASSES_PER_LOOK) {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let waited = self.idle_since.get_or_insert_with(Instant::now).elapsed();
+        if waited < patience.spin {
+            return Ok(());
+        }
+        if waited < patience.spin + patience.yielding {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        // One more pass follows an arming, and so does one that finds that a
+        // rank has left: what it sent before must not be overlooked.
+        if let Some(armed) = self.armed {
+            if waited >= self.timeout {
+                return Err(Stop::Deadline);
+            }
+            if !self.left.is_empty() {
+                return Err(Stop::Left(std::mem::take(&mut self.left)));
+            }
+            self.sleep(peers, armed, self.timeout - waited)?;
+            // Every pass to the next sleep is a look around.
+            self.idle_passes = PASSES_PER_LOOK - 1;
+        }
+        self.armed = Some(match &self.segment {
+            Some(segment) => segment.doorbell().arm(),
+            None => 0,
+        });
+        self.left.extend(
+            peers
+                .iter()
+                .flatten()
+                .filter(|peer| Self::can_miss_end(peer) && has_left(peer.rank))
+                .map(|peer| peer.rank),
+        );
+        Ok(())
+    }
+
+    /// Whether only the store says that this peer, which is needed, is gone. A
+    /// connection ends by itself, behind its last bytes.
+    fn can_miss_end(peer: &Peer) -> bool {
+        !peer.is_done() && peer.link.starved().is_none()
+    }
+
+    fn patience(&self) -> Patience {
+        if self.background {
+            BACKGROUND
+        } else if self.crowded {
+            CROWDED
+        } else {
+            FOREGROUND
+        }
+    }
+
+    fn sleep(&self, peers: &Peers, armed: u32, left: Duration) -> Result<(), Stop> {
+        let Some(wake) = &self.wake else {
+            match &self.segment {
+                Some(segment) => segment.doorbell().sleep(armed, left.min(SLICE)),
+                None => std::thread::sleep(left.min(MIXED_SLICE)),
+            }
+            return Ok(());
+        };
+        let limit = if self.segment.is_some() {
+            MIXED_SLICE
+        } else {
+            SLICE
+        };
+        let limit = left.min(limit);
+        let mut files = vec![PollFd::new(wake, PollFlags::IN)];
+        for peer in peers.iter().flatten() {
+            if let Some((file, events)) = peer.link.starved()
+                && !events.is_empty()
+            {
+                files.push(PollFd::from_borrowed_fd(file, events));
+            }
+        }
+        let limit = Timespec {
+            tv_sec: limit.as_secs() as _,
+            tv_nsec: limit.subsec_nanos() as _,
+        };
+        match rustix::event::poll(&mut files, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Stop::Failed(Error::environment_from(
+                "could not wait for the other ranks' sockets",
+                error,
+            ))),
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.moved();
+    }
+}
