@@ -1,0 +1,29 @@
+//! Process groups and collectives for distributed training.
+
+mod call;
+mod collective;
+mod communicator;
+mod dtype;
+mod engine;
+mod error;
+mod fault;
+mod handshake;
+mod host;
+mod membership;
+mod peer;
+mod process_group;
+mod reception;
+mod reduce;
+mod reduce_op;
+mod secret;
+mod socket;
+mod transport;
+mod waiter;
+mod work;
+
+pub use dtype::{DType, Element};
+pub use error::{Error, ErrorKind, Result};
+pub use process_group::ProcessGroup;
+pub use reduce_op::ReduceOp;
+pub use secret::Secret;
+pub use work::Work;
