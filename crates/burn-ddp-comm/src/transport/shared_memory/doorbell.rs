@@ -32,9 +32,12 @@ impl Doorbell {
     /// work after this, and then may [`sleep`](Self::sleep) with the number
     /// returned.
     pub(crate) fn arm(&self) -> u32 {
+        // The number first: a ring that takes the flag below back comes later
+        // than it, and so keeps this process from sleeping without the flag.
+        let rings = self.rings.load(Ordering::Acquire);
         self.sleeping.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.rings.load(Ordering::Acquire)
+        rings
     }
 
     /// Says that this process is awake.
@@ -99,6 +102,22 @@ mod system {
             // any case.
             let _ = futex::wait(&self.rings, futex::Flags::empty(), armed, Some(&limit));
         }
+    }
+}
+
+/// Models have no system to sleep in: they check what surrounds the sleep.
+#[cfg(loom)]
+mod system {
+    impl super::Doorbell {
+        pub(crate) fn ring(&self) {
+            self.must_wake();
+        }
+
+        pub(crate) fn ring_always(&self) {
+            self.rings.fetch_add(1, super::Ordering::SeqCst);
+        }
+
+        pub(crate) fn sleep(&self, _armed: u32, _limit: std::time::Duration) {}
     }
 }
 

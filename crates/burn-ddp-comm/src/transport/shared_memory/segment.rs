@@ -114,7 +114,7 @@ pub(crate) fn open(announced: &Announcement, layout: Layout) -> io::Result<Arc<M
     Ok(Arc::new(Mapping::new(&file, layout)?))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
