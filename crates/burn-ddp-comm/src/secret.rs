@@ -138,7 +138,10 @@ mod tests {
         // `(2).to_bytes(8, "little") + b"hi"`.
         let code = Secret::none().code(&[b"hi"]);
         let hex: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "bdd71b5a5b932df82d72e608473ba2c8e608a13b44fcb21f5248298db25d8bf5");
+        assert_eq!(
+            hex,
+            "bdd71b5a5b932df82d72e608473ba2c8e608a13b44fcb21f5248298db25d8bf5"
+        );
     }
 
     proptest! {

@@ -90,7 +90,8 @@ fn another_protocol_is_told_from_a_wrong_secret() {
     assert!(!failure.is_transient());
 
     let (mut a, b) = pair();
-    a.write_all(b"GET / HTTP/1.1\r\nHost: localhost:29500\r\n\r\n").unwrap();
+    a.write_all(b"GET / HTTP/1.1\r\nHost: localhost:29500\r\n\r\n")
+        .unwrap();
     let failure = accept(&b, &Secret::generate(), b"store", later()).unwrap_err();
     assert!(matches!(failure, Failure::Stranger));
 }

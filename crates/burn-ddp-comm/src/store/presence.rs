@@ -1,0 +1,167 @@
+//! The thread that listens to the store for as long as its rank is in the
+//! group: it passes answers on, and records what became of the other ranks.
+
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::client::{Shared, lock};
+use super::frame::FrameBuffer;
+use super::protocol::{Event, MAX_EVENT_BYTES, Request};
+use crate::Error;
+use crate::socket::{is_transient, poll_until};
+
+/// The thread's name; the kernel shows 15 characters.
+pub(super) const THREAD_NAME: &str = "ddp presence";
+
+/// How often a rank shows that it is running.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Starts the thread; `received` is what has arrived already.
+pub(super) fn start(shared: Arc<Shared>, received: FrameBuffer) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new()
+        .name(THREAD_NAME.to_owned())
+        .spawn(move || {
+            let mut presence = Presence {
+                shared,
+                received,
+                goodbye: false,
+                host_last_words: None,
+            };
+            let end = presence.listen();
+            presence.record_end(&end);
+        })
+}
+
+struct Presence {
+    shared: Arc<Shared>,
+    received: FrameBuffer,
+    /// Whether the store has ended in good order.
+    goodbye: bool,
+    /// Last words of the rank that hosts the store: nobody tells of its death.
+    host_last_words: Option<String>,
+}
+
+impl Presence {
+    /// Listens to the end of the connection, and returns how it ended.
+    fn listen(&mut self) -> String {
+        let mut buffer = vec![0; 64 << 10];
+        let mut heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+        loop {
+            if let Err(error) = self.take_events() {
+                return error;
+            }
+            let mut fds = [PollFd::from_borrowed_fd(
+                self.shared.stream.as_fd(),
+                PollFlags::IN,
+            )];
+            if let Err(error) = poll_until(&mut fds, Some(heartbeat)) {
+                return error.to_string();
+            }
+            if Instant::now() >= heartbeat {
+                self.shared.try_send(&Request::Heartbeat);
+                heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+            }
+            match (&self.shared.stream).read(&mut buffer) {
+                Ok(0) => return "it closed the connection".to_owned(),
+                Ok(n) => self.received.extend(&buffer[..n]),
+                Err(error) if is_transient(&error) => {}
+                Err(error) => return error.to_string(),
+            }
+        }
+    }
+
+    fn take_events(&mut self) -> Result<(), String> {
+        loop {
+            let message = self
+                .received
+                .next(MAX_EVENT_BYTES)
+                .map_err(|long| format!("it sent a message of {} bytes", long.0))?;
+            let Some(message) = message else {
+                return Ok(());
+            };
+            let event = rmp_serde::from_slice(message)
+                .map_err(|error| format!("it sent a damaged message ({error})"))?;
+            self.take(event)?;
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), String> {
+        let shared = &self.shared;
+        match event {
+            Event::Answer { id, answer } => {
+                // For last words nobody waits in the usual way.
+                shared.last_words_heard.fetch_max(id, Ordering::AcqRel);
+                if let Some(slot) = lock(&shared.calls).answers.get_mut(&id) {
+                    *slot = Some(answer);
+                }
+                shared.answered.notify_all();
+            }
+            Event::Failed { rank, message } => {
+                shared.fault.set(Error::peer([rank], message));
+            }
+            Event::Poisoned { rank, error } => {
+                shared.fault.set(error.into_error(rank));
+            }
+            Event::Left { rank } => shared.record_left(rank),
+            Event::LastWords { rank, text } => {
+                if Some(rank) == shared.host {
+                    self.host_last_words = Some(text);
+                }
+            }
+            Event::Goodbye => {
+                self.goodbye = true;
+                if let Some(host) = shared.host {
+                    shared.record_left(host);
+                }
+            }
+            Event::Welcome { .. } | Event::Refused { .. } => {
+                return Err("it sent an unexpected message".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn record_end(&self, end: &str) {
+        let shared = &self.shared;
+        if shared.leaving.load(Ordering::SeqCst) {
+            shared.end(Error::usage("this rank has left the group"));
+        } else if self.goodbye {
+            let store = shared.store();
+            shared.end(match shared.host {
+                Some(host) => Error::peer(
+                    [host],
+                    format!("rank {host} left the group, and with it the {store} is gone"),
+                ),
+                None => Error::environment(format!("the {store} has ended")),
+            });
+        } else {
+            let error = self.lost(end);
+            shared.end(error.clone());
+            shared.fault.set(error);
+        }
+    }
+
+    /// The store is gone without a goodbye.
+    fn lost(&self, end: &str) -> Error {
+        let store = self.shared.store();
+        match (self.shared.host, &self.host_last_words) {
+            (Some(host), Some(words)) => Error::peer([host], format!("rank {host} {words}")),
+            (Some(host), None) => Error::peer(
+                [host],
+                format!(
+                    "rank {host} died, and with it the {store} is gone ({end}): it was killed, \
+                     crashed, or exited without dropping its ProcessGroup"
+                ),
+            ),
+            (None, _) => Error::environment(format!(
+                "the {store} is gone ({end}): the launcher has ended or was killed"
+            )),
+        }
+    }
+}
