@@ -93,9 +93,13 @@ impl Engine {
         let mut queue = self.shared.lock();
         queue.closing = true;
         self.shared.changed.notify_all();
-        let Some(thread) = queue.thread.take() else {
+        let Some(thread) = &queue.thread else {
             return true;
         };
+        // The last handle was dropped by a job, which can't wait for itself.
+        if thread.thread().id() == std::thread::current().id() {
+            return true;
+        }
         while !queue.thread_ended {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -108,9 +112,10 @@ impl Engine {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+        let thread = queue.thread.take();
         drop(queue);
-        // The last handle can be dropped by a job, on the thread itself.
-        if thread.thread().id() != std::thread::current().id() {
+        if let Some(thread) = thread {
+            // A panic in a job was caught, and its operation has the error.
             let _ = thread.join();
         }
         true

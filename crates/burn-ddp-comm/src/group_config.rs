@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::Secret;
+use crate::store::StoreConfig;
+use crate::{Error, Result, Secret};
 
 /// The settings of [`ProcessGroup::new`](crate::ProcessGroup::new).
 ///
@@ -99,5 +100,43 @@ impl GroupConfig {
     pub fn force_tcp(mut self, force_tcp: bool) -> Self {
         self.force_tcp = force_tcp;
         self
+    }
+
+    /// Usage error if the numbers make no sense.
+    pub(crate) fn check(&self) -> Result<()> {
+        let within = |what: &str, number: usize, size: usize| match number < size {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
+                "the {what} is {number}, and has to be less than {size}, the number of ranks: \
+                 ranks are counted from 0"
+            ))),
+        };
+        if self.world_size == 0 || self.local_world_size == 0 {
+            return Err(Error::usage("a process group has at least one rank, not 0"));
+        }
+        within("rank", self.rank, self.world_size)?;
+        within("local rank", self.local_rank, self.local_world_size)?;
+        if self.local_world_size > self.world_size {
+            return Err(Error::usage(format!(
+                "the local world size is {}, and can't exceed the world size, {}",
+                self.local_world_size, self.world_size
+            )));
+        }
+        if self.timeout.is_zero() || self.store_timeout.is_zero() {
+            return Err(Error::usage("a time limit has to be longer than 0 s"));
+        }
+        Ok(())
+    }
+
+    /// How to find the store.
+    pub(crate) fn store(&self) -> StoreConfig {
+        StoreConfig {
+            address: self.store_addr.clone(),
+            secret: self.secret.clone(),
+            rank: self.rank,
+            world_size: self.world_size,
+            host_store: self.host_store,
+            timeout: self.store_timeout,
+        }
     }
 }

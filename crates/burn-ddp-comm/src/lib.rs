@@ -7,6 +7,7 @@ mod dtype;
 mod engine;
 mod error;
 mod fault;
+mod group_config;
 mod handshake;
 mod host;
 mod membership;
@@ -24,8 +25,8 @@ mod waiter;
 mod work;
 
 pub use dtype::{DType, Element};
-pub use env::LaunchEnv;
 pub use error::{Error, ErrorKind, Result};
+pub use group_config::GroupConfig;
 pub use process_group::ProcessGroup;
 pub use reduce_op::ReduceOp;
 pub use secret::Secret;

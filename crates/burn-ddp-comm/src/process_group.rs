@@ -2,16 +2,28 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::communicator::Communicator;
 use crate::engine::Engine;
+use crate::group_config::GroupConfig;
 use crate::membership::Membership;
+use crate::store::StoreClient;
+use crate::transport::mesh;
+use crate::waiter::Waiter;
 use crate::work::{Work, work};
-use crate::{Element, Error, ReduceOp, Result};
+use crate::{Element, Error, ReduceOp, Result, Secret};
+
+/// Tells the groups of a job apart; this is the group of all its ranks.
+const GROUP: u32 = 0;
+
+/// How long a group that is being dropped lets queued operations go on.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+/// How long it then waits for its thread to see that it was given up.
+const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// A group of processes, its ranks, that run collective operations together.
 ///
@@ -59,16 +71,62 @@ impl ProcessGroup {
         }
     }
 
-    /// The group that the launcher of this process set up.
+    /// The group that `config` describes, as soon as all its ranks are there.
     ///
     /// # Errors
     ///
-    /// Environment: this build has no transport.
-    pub fn from_env() -> Result<Self> {
-        match std::env::var_os("RANK") {
-            None => Ok(Self::single()),
-            Some(_) => Err(Error::environment("no transport")),
+    /// Usage: the configuration makes no sense, or differs from another rank's.
+    /// Peer: ranks did not arrive in time, or failed; they are named.
+    /// Environment: the store or a rank can't be reached.
+    pub fn new(config: GroupConfig) -> Result<Self> {
+        let started = Instant::now();
+        config.check()?;
+        if config.world_size == 1 {
+            return Ok(Self::single());
         }
+        let store = StoreClient::connect(&config.store())?;
+        let secret = config.secret.clone().unwrap_or_else(Secret::none);
+        let deadline = started + config.store_timeout;
+        let mesh = mesh::connect(&config, &secret, GROUP, &store, deadline)
+            .map_err(|error| store.fail(error))?;
+        let membership = Arc::new(Membership::new(store));
+        let waiter = Waiter::new(
+            config.timeout,
+            Arc::clone(membership.fault()),
+            mesh.segment,
+            mesh.sockets,
+            mesh.crowded,
+        )
+        .map_err(|error| membership.fail(error))?;
+        let communicator = Communicator::new(
+            config.rank,
+            GROUP,
+            mesh.links,
+            waiter,
+            Arc::clone(&membership),
+            config.timeout,
+        );
+        let setup_time = started.elapsed();
+        if config.rank == 0 {
+            tracing::info!(
+                "{} ranks; rank 0: {}; set up in {:.1} ms",
+                config.world_size,
+                mesh.summary,
+                setup_time.as_secs_f64() * 1e3
+            );
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                rank: config.rank,
+                world_size: config.world_size,
+                local_rank: config.local_rank,
+                local_world_size: config.local_world_size,
+                engine: Engine::new(communicator),
+                membership,
+                transport: mesh.summary,
+                setup_time,
+            }),
+        })
     }
 
     /// This process's number in the group: `0..world_size`.
@@ -288,6 +346,30 @@ impl ProcessGroup {
     /// Records that the group has failed and tells the other ranks.
     fn fail(&self, error: Error) -> Error {
         self.inner.membership.fail(error)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let rank = self.rank;
+        if std::thread::panicking() {
+            // Only here: the others learn of the panic, and of its message, by
+            // this rank's end.
+            let error = Error::peer([rank], format!("rank {rank} panicked"));
+            self.membership.fault().set(error);
+        } else if self.engine.close(CLOSE_LIMIT) {
+            return;
+        } else {
+            let seconds = CLOSE_LIMIT.as_secs();
+            self.membership.fail(Error::peer(
+                [rank],
+                format!(
+                    "rank {rank} dropped its process group while asynchronous operations were \
+                     unfinished, and they did not finish within {seconds} s: wait for them first"
+                ),
+            ));
+        }
+        self.engine.close(END_LIMIT);
     }
 }
 

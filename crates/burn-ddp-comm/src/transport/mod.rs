@@ -1,5 +1,6 @@
 //! Byte streams between pairs of ranks.
 
+pub(crate) mod mesh;
 pub(crate) mod shared_memory;
 pub(crate) mod tcp;
 

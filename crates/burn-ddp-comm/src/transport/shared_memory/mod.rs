@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(crate) use mapping::Mapping;
 use mapping::{RingReceiver, RingSender};
-pub(crate) use segment::{Announcement, Layout, Nonce, OwnSegment, open};
+pub(crate) use segment::{Announcement, Layout, OwnSegment, open};
 
 /// A stream each way through two rings, one in either rank's segment.
 pub(crate) struct SharedMemoryLink {
