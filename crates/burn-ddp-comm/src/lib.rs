@@ -5,6 +5,7 @@ mod collective;
 mod communicator;
 mod dtype;
 mod engine;
+mod env;
 mod error;
 mod fault;
 mod group_config;

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::client::{Shared, StoreClient, seconds};
+use super::client::StoreClient;
 use super::frame::FrameBuffer;
 use super::presence;
 use super::protocol::{Event, Hello, MAX_EVENT_BYTES, PURPOSE, VERSION, truncated};
 use super::server::StoreServer;
+use super::session::{Session, seconds};
 use crate::panic_message::{self, PanicListener};
 use crate::socket::{is_transient, poll_until};
 use crate::{Error, Result, Secret, handshake, host, socket};
@@ -69,18 +70,18 @@ impl StoreClient {
             false => None,
         };
         let connected = connect(config, started)?;
-        let shared = Shared::new(
+        let session = Session::new(
             (config.rank, config.world_size),
             connected.stream,
             connected.address,
             connected.host,
             started,
         );
-        let presence = presence::start(Arc::clone(&shared), connected.received)
+        let presence = presence::start(Arc::clone(&session), connected.received)
             .map_err(|error| Error::environment_from("can't start a thread", error))?;
-        let listener: Arc<dyn PanicListener> = Arc::clone(&shared) as _;
+        let listener: Arc<dyn PanicListener> = Arc::clone(&session) as _;
         panic_message::listen(Weak::clone(&Arc::downgrade(&listener)));
-        Ok(Self::new(shared, presence, server))
+        Ok(Self::new(session, presence, server))
     }
 }
 

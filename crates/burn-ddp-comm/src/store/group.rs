@@ -163,53 +163,54 @@ impl Group {
         let Some(gather) = self.gathers.get(key) else {
             return Vec::new();
         };
-        let missing = |rank: &usize| gather[*rank].is_none();
+        if gather.iter().all(Option::is_some) {
+            let values = gather.iter().flatten().map(|c| c.value.clone());
+            let answer = Answer::Values(values.collect());
+            return self.end_gather(key, &answer);
+        }
         let departed: Vec<usize> = (0..gather.len())
-            .filter(missing)
+            .filter(|&rank| gather[rank].is_none())
             .filter(|&rank| matches!(self.members[rank].presence, Presence::Left))
             .collect();
-        let complete = gather.iter().all(Option::is_some);
-        if !complete && departed.is_empty() {
-            return Vec::new();
+        match departed.is_empty() {
+            true => Vec::new(),
+            false => self.end_gather(key, &Answer::Departed(departed)),
         }
-        let contributions: Vec<(usize, Contribution)> = self
-            .gathers
-            .remove(key)
-            .into_iter()
-            .flatten()
-            .enumerate()
-            .filter_map(|(rank, contribution)| Some((rank, contribution?)))
-            .collect();
-        let taken = |(_, c): &(usize, Contribution)| key.len() + c.value.len();
-        self.stored_bytes -= contributions.iter().map(taken).sum::<usize>();
-        let answer = match complete {
-            true => Answer::Values(contributions.iter().map(|c| c.1.value.clone()).collect()),
-            false => Answer::Departed(departed),
-        };
-        contributions
-            .into_iter()
-            .map(|(rank, contribution)| (rank, contribution.id, answer.clone()))
-            .collect()
     }
 
-    /// Forgets that `rank` waits for its request `id`.
-    pub(super) fn cancel(&mut self, rank: usize, id: u64) {
-        self.waits.retain(|wait| wait.rank != rank || wait.id != id);
-        let mut freed = 0;
-        for (key, gather) in &mut self.gathers {
-            if let Some(contribution) = gather[rank].take_if(|c| c.id == id) {
-                freed += key.len() + contribution.value.len();
+    /// Ends the gathering in which `rank` takes part with its request `id`, if
+    /// that has not been answered: everyone is told who is missing.
+    pub(super) fn give_up(&mut self, rank: usize, id: u64, now: Instant) -> Vec<Reply> {
+        let own = |gather: &[Option<Contribution>]| gather[rank].as_ref().map(|c| c.id);
+        let mut gathers = self.gathers.iter();
+        let Some((key, gather)) = gathers.find(|(_, gather)| own(gather) == Some(id)) else {
+            return Vec::new();
+        };
+        let (key, answer) = (key.clone(), Answer::Members(self.status(gather, now)));
+        self.end_gather(&key, &answer)
+    }
+
+    /// Ends the gathering of `key` with `answer` to everyone who takes part.
+    fn end_gather(&mut self, key: &str, answer: &Answer) -> Vec<Reply> {
+        let gather = self.gathers.remove(key).unwrap_or_default();
+        let mut replies = Vec::new();
+        for (rank, contribution) in gather.into_iter().enumerate() {
+            if let Some(contribution) = contribution {
+                self.stored_bytes -= key.len() + contribution.value.len();
+                replies.push((rank, contribution.id, answer.clone()));
             }
         }
-        self.stored_bytes -= freed;
-        self.gathers
-            .retain(|_, gather| gather.iter().any(Option::is_some));
+        replies
     }
 
-    /// How every rank stands, seen from the gathering of `key`.
-    pub(super) fn status(&self, key: &str, now: Instant) -> Vec<MemberStatus> {
-        let gather = self.gathers.get(key);
-        let status = |(rank, member): (usize, &Member)| MemberStatus {
+    /// Forgets that `rank` waits for a key with its request `id`.
+    pub(super) fn cancel(&mut self, rank: usize, id: u64) {
+        self.waits.retain(|wait| wait.rank != rank || wait.id != id);
+    }
+
+    /// How every rank stands, with regard to `gather`.
+    fn status(&self, gather: &[Option<Contribution>], now: Instant) -> Vec<MemberStatus> {
+        let status = |(member, contribution): (&Member, &Option<Contribution>)| MemberStatus {
             presence: match member.presence {
                 Presence::Absent => PresenceStatus::Absent,
                 Presence::Present(seen) => PresenceStatus::Present {
@@ -218,9 +219,9 @@ impl Group {
                 Presence::Left | Presence::Failed(_) => PresenceStatus::Gone,
             },
             process: Some(member.process.clone()).filter(|process| !process.is_empty()),
-            gathered: gather.is_some_and(|gather| gather[rank].is_some()),
+            gathered: contribution.is_some(),
         };
-        self.members.iter().enumerate().map(status).collect()
+        self.members.iter().zip(gather).map(status).collect()
     }
 
     /// Records that `rank` is no longer here, and answers those who gather with

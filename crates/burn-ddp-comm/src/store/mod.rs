@@ -11,9 +11,11 @@ mod connect;
 mod connection;
 mod frame;
 mod group;
+mod missing;
 mod presence;
 mod protocol;
 mod server;
+mod session;
 mod state;
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::client::{Shared, lock};
 use super::frame::FrameBuffer;
-use super::protocol::{Event, MAX_EVENT_BYTES, Request};
+use super::protocol::{Event, MAX_EVENT_BYTES};
+use super::session::{Session, lock};
 use crate::Error;
 use crate::socket::{is_transient, poll_until};
 
@@ -23,12 +23,12 @@ pub(super) const THREAD_NAME: &str = "ddp presence";
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the thread; `received` is what has arrived already.
-pub(super) fn start(shared: Arc<Shared>, received: FrameBuffer) -> io::Result<JoinHandle<()>> {
+pub(super) fn start(session: Arc<Session>, received: FrameBuffer) -> io::Result<JoinHandle<()>> {
     thread::Builder::new()
         .name(THREAD_NAME.to_owned())
         .spawn(move || {
             let mut presence = Presence {
-                shared,
+                session,
                 received,
                 goodbye: false,
                 host_last_words: None,
@@ -39,7 +39,7 @@ pub(super) fn start(shared: Arc<Shared>, received: FrameBuffer) -> io::Result<Jo
 }
 
 struct Presence {
-    shared: Arc<Shared>,
+    session: Arc<Session>,
     received: FrameBuffer,
     /// Whether the store has ended in good order.
     goodbye: bool,
@@ -57,17 +57,17 @@ impl Presence {
                 return error;
             }
             let mut fds = [PollFd::from_borrowed_fd(
-                self.shared.stream.as_fd(),
+                self.session.stream.as_fd(),
                 PollFlags::IN,
             )];
             if let Err(error) = poll_until(&mut fds, Some(heartbeat)) {
                 return error.to_string();
             }
             if Instant::now() >= heartbeat {
-                self.shared.try_send(&Request::Heartbeat);
+                self.session.send_heartbeat();
                 heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
             }
-            match (&self.shared.stream).read(&mut buffer) {
+            match (&self.session.stream).read(&mut buffer) {
                 Ok(0) => return "it closed the connection".to_owned(),
                 Ok(n) => self.received.extend(&buffer[..n]),
                 Err(error) if is_transient(&error) => {}
@@ -92,32 +92,32 @@ impl Presence {
     }
 
     fn take(&mut self, event: Event) -> Result<(), String> {
-        let shared = &self.shared;
+        let session = &self.session;
         match event {
             Event::Answer { id, answer } => {
                 // For last words nobody waits in the usual way.
-                shared.last_words_heard.fetch_max(id, Ordering::AcqRel);
-                if let Some(slot) = lock(&shared.calls).answers.get_mut(&id) {
+                session.last_words_heard.fetch_max(id, Ordering::AcqRel);
+                if let Some(slot) = lock(&session.calls).answers.get_mut(&id) {
                     *slot = Some(answer);
                 }
-                shared.answered.notify_all();
+                session.answered.notify_all();
             }
             Event::Failed { rank, message } => {
-                shared.fault.set(Error::peer([rank], message));
+                session.fault.set(Error::peer([rank], message));
             }
             Event::Poisoned { rank, error } => {
-                shared.fault.set(error.into_error(rank));
+                session.fault.set(error.into_error(rank));
             }
-            Event::Left { rank } => shared.record_left(rank),
+            Event::Left { rank } => session.record_left(rank),
             Event::LastWords { rank, text } => {
-                if Some(rank) == shared.host {
+                if Some(rank) == session.host {
                     self.host_last_words = Some(text);
                 }
             }
             Event::Goodbye => {
                 self.goodbye = true;
-                if let Some(host) = shared.host {
-                    shared.record_left(host);
+                if let Some(host) = session.host {
+                    session.record_left(host);
                 }
             }
             Event::Welcome { .. } | Event::Refused { .. } => {
@@ -128,12 +128,12 @@ impl Presence {
     }
 
     fn record_end(&self, end: &str) {
-        let shared = &self.shared;
-        if shared.leaving.load(Ordering::SeqCst) {
-            shared.end(Error::usage("this rank has left the group"));
+        let session = &self.session;
+        if session.leaving.load(Ordering::SeqCst) {
+            session.end(Error::usage("this rank has left the group"));
         } else if self.goodbye {
-            let store = shared.store();
-            shared.end(match shared.host {
+            let store = session.store();
+            session.end(match session.host {
                 Some(host) => Error::peer(
                     [host],
                     format!("rank {host} left the group, and with it the {store} is gone"),
@@ -142,15 +142,15 @@ impl Presence {
             });
         } else {
             let error = self.lost(end);
-            shared.end(error.clone());
-            shared.fault.set(error);
+            let first = session.end(error);
+            session.fault.set(first);
         }
     }
 
     /// The store is gone without a goodbye.
     fn lost(&self, end: &str) -> Error {
-        let store = self.shared.store();
-        match (self.shared.host, &self.host_last_words) {
+        let store = self.session.store();
+        match (self.session.host, &self.host_last_words) {
             (Some(host), Some(words)) => Error::peer([host], format!("rank {host} {words}")),
             (Some(host), None) => Error::peer(
                 [host],

@@ -56,10 +56,11 @@ pub(super) enum Request {
         key: String,
         value: ByteBuf,
     },
-    /// Takes a request back that has not been answered.
+    /// Takes a [`Get`](Self::Get) back that has not been answered.
     Cancel { id: u64 },
-    /// Who is here, and who takes part in gathering `key`.
-    Status { id: u64, key: String },
+    /// Ends a [`Gather`](Self::Gather) that has not been answered, on every rank
+    /// that waits for it, with [`Answer::Members`].
+    GiveUp { id: u64 },
     /// What the others should be told if this rank now dies.
     LastWords { id: u64, text: String },
     /// Fails the group on every other rank.
@@ -99,6 +100,7 @@ pub(super) enum Answer {
     Value(ByteBuf),
     Sum(i64),
     Values(Vec<ByteBuf>),
+    /// Who is here, and who takes part.
     Members(Vec<MemberStatus>),
     /// These ranks have left and will not take part.
     Departed(Vec<usize>),

@@ -221,9 +221,7 @@ impl State {
                 group.cancel(rank, id);
                 Vec::new()
             }
-            Request::Status { id, key } => {
-                vec![(rank, id, Answer::Members(group.status(&key, now)))]
-            }
+            Request::GiveUp { id } => group.give_up(rank, id, now),
             Request::LastWords { id, text } => {
                 let text = truncated(&text, MAX_TEXT_BYTES).to_owned();
                 group.members[rank].say(text.clone(), now);
@@ -358,3 +356,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
