@@ -14,16 +14,12 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::{Error, Result, Secret};
+use crate::{Error, GroupConfig, Result, Secret};
 
 mod manager;
 #[cfg(test)]
 mod tests;
 
-/// Default of `BURN_DDP_TIMEOUT_SECONDS`.
-const TIMEOUT: Duration = Duration::from_secs(1800);
-/// Default of `BURN_DDP_STORE_TIMEOUT_SECONDS`.
-const STORE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest time limit: a year, which no wait outlasts.
 const LONGEST_TIMEOUT_SECONDS: f64 = 366.0 * 24.0 * 3600.0;
 
@@ -98,8 +94,11 @@ impl LaunchEnv {
             local_world_size: 1,
             launcher_hosts_store: reader.choice("BURN_DDP_STORE", "launcher"),
             secret: reader.secret(),
-            timeout: reader.seconds("BURN_DDP_TIMEOUT_SECONDS", TIMEOUT),
-            store_timeout: reader.seconds("BURN_DDP_STORE_TIMEOUT_SECONDS", STORE_TIMEOUT),
+            timeout: reader.seconds("BURN_DDP_TIMEOUT_SECONDS", GroupConfig::DEFAULT_TIMEOUT),
+            store_timeout: reader.seconds(
+                "BURN_DDP_STORE_TIMEOUT_SECONDS",
+                GroupConfig::DEFAULT_STORE_TIMEOUT,
+            ),
             force_tcp: reader.choice("BURN_DDP_TRANSPORT", "tcp"),
             store_addr: store_addr.as_ref().map(|(host, port)| join(host, *port)),
         };
@@ -116,6 +115,24 @@ impl LaunchEnv {
                 }))
             }
             _ => Err(reader.error()),
+        }
+    }
+
+    /// The group of all the job's ranks.
+    pub(crate) fn group_config(self) -> GroupConfig {
+        let config = GroupConfig::new(
+            self.rank,
+            self.world_size,
+            self.store_addr.unwrap_or_default(),
+        )
+        .local(self.local_rank, self.local_world_size)
+        .host_store(self.rank == 0 && !self.launcher_hosts_store)
+        .timeout(self.timeout)
+        .store_timeout(self.store_timeout)
+        .force_tcp(self.force_tcp);
+        match self.secret {
+            Some(secret) => config.secret(secret),
+            None => config,
         }
     }
 }

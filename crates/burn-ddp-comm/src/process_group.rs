@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::communicator::Communicator;
 use crate::engine::Engine;
+use crate::env::LaunchEnv;
 use crate::group_config::GroupConfig;
 use crate::membership::Membership;
 use crate::store::StoreClient;
@@ -68,6 +69,22 @@ impl ProcessGroup {
                 transport: "no other ranks".to_owned(),
                 setup_time: Duration::ZERO,
             }),
+        }
+    }
+
+    /// The group of this process's job, told by the environment variables that
+    /// `burnrun` and torchrun set (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+    /// `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`), or Slurm's and Open MPI's
+    /// for the ranks. A world of one if none is set.
+    ///
+    /// # Errors
+    ///
+    /// Usage: variables are missing or make no sense; all of them are named. Also
+    /// those of [`new`](Self::new).
+    pub fn from_env() -> Result<Self> {
+        match LaunchEnv::from_env()? {
+            Some(env) => Self::new(env.group_config()),
+            None => Ok(Self::single()),
         }
     }
 

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::Secret;
 use crate::handshake::{Acceptor, Failure, Step};
-use crate::socket::{self, poll_until};
+use crate::socket::poll_until;
 
 /// How long a connection may take for its handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A peer that proved to know the job's secret.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// The connection, non-blocking and configured.
+    /// The connection, non-blocking, and sending without delay.
     pub(crate) stream: TcpStream,
     /// What it said of itself.
     pub(crate) hello: Vec<u8>,
@@ -162,7 +162,7 @@ impl Reception {
     ) {
         let configured = stream
             .set_nonblocking(true)
-            .and_then(|()| socket::configure(&stream));
+            .and_then(|()| stream.set_nodelay(true));
         if let Err(error) = configured {
             tracing::debug!("connection from {peer} lost: {error}");
             return;

@@ -87,10 +87,12 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
     )
 }
 
-/// Makes `stream` send at once, and notice a host that vanished without closing
-/// its connections within some ten seconds.
-pub(crate) fn configure(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+/// Makes `stream` notice within some ten seconds that the peer's host has
+/// vanished without closing its connections.
+///
+/// Only for a peer that reads all the time: one that lets its window close for
+/// as long is taken to be gone too.
+pub(crate) fn notice_silence(stream: &TcpStream) -> io::Result<()> {
     // For a side that sends: unacknowledged data ends the connection.
     sockopt::set_tcp_user_timeout(stream, SILENCE_LIMIT.as_millis() as u32)?;
     // For a side that only listens: unanswered probes do.
@@ -116,7 +118,7 @@ mod tests {
     fn bytes_pass_and_a_closed_peer_is_noticed() {
         for nonblocking in [false, true] {
             let (a, b) = pair();
-            configure(&a).unwrap();
+            notice_silence(&a).unwrap();
             a.set_nonblocking(nonblocking).unwrap();
             b.set_nonblocking(nonblocking).unwrap();
             let deadline = Instant::now() + Duration::from_secs(60);

@@ -74,8 +74,16 @@ fn torchruns_variables_are_understood() {
 fn what_is_not_set_has_defaults() {
     let env = parse(&RANK_1_OF_4).unwrap().unwrap();
     assert!(!env.launcher_hosts_store && !env.force_tcp && env.secret.is_none());
-    assert_eq!(env.timeout, TIMEOUT);
-    assert_eq!(env.store_timeout, STORE_TIMEOUT);
+    assert_eq!(env.timeout, GroupConfig::DEFAULT_TIMEOUT);
+    assert_eq!(env.store_timeout, GroupConfig::DEFAULT_STORE_TIMEOUT);
+    let config = env.group_config();
+    assert!(!config.host_store);
+    assert_eq!(config.store_addr, "127.0.0.1:29500");
+    let zero = parse(&with(&[("RANK", "0")])).unwrap().unwrap();
+    assert!(zero.group_config().host_store);
+    let launched = with(&[("RANK", "0"), ("BURN_DDP_STORE", "launcher")]);
+    let launched = parse(&launched).unwrap().unwrap();
+    assert!(!launched.group_config().host_store);
 
     let alone = parse(&[("RANK", "0"), ("WORLD_SIZE", "1")])
         .unwrap()

@@ -11,7 +11,7 @@ use serde_bytes::ByteBuf;
 use super::missing::{departed_error, missing_error};
 use super::protocol::{Answer, ErrorMessage, Request};
 use super::server::StoreServer;
-use super::session::{SEND_LIMIT, Session, Unanswered, lock, seconds};
+use super::session::{SEND_LIMIT, Session, Unanswered, seconds};
 use crate::fault::Fault;
 use crate::{Error, Result};
 
@@ -84,58 +84,6 @@ impl StoreClient {
             .map_err(|error| Error::environment_from("the connection to the store is gone", error))
     }
 
-    /// Sets the value of `key`, of at most 64 KiB.
-    ///
-    /// # Errors
-    ///
-    /// The fault's, or Environment: the store does not answer.
-    pub(crate) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        let (key, value) = (key.to_owned(), ByteBuf::from(value));
-        self.answer(|id| Request::Set { id, key, value }).map(drop)
-    }
-
-    /// The value of `key`, as soon as some rank has set it.
-    ///
-    /// # Errors
-    ///
-    /// The fault's, or Environment: it was not set by `deadline`.
-    pub(crate) fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
-        let session = self.session();
-        let owned = key.to_owned();
-        let make = |id| Request::Get { id, key: owned };
-        let answer = session.call(make, |id| {
-            let result = session.await_answer(id, deadline);
-            if let Err(Unanswered::Deadline) = result {
-                session.send(&Request::Cancel { id })?;
-            }
-            result
-        });
-        match answer {
-            Ok(Answer::Value(value)) => Ok(value.into_vec()),
-            Ok(answer) => Err(session.unexpected(&answer)),
-            Err(Unanswered::Error(error)) => Err(error),
-            Err(Unanswered::Deadline) => Err(Error::environment(format!(
-                "nobody has set {key:?} at the {} within {}",
-                session.store(),
-                seconds(session.started.elapsed())
-            ))),
-        }
-    }
-
-    /// Adds `amount` to the counter `key`, which starts at 0, and returns the
-    /// sum. Counters are apart from values.
-    ///
-    /// # Errors
-    ///
-    /// The fault's, or Environment: the store does not answer.
-    pub(crate) fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let key = key.to_owned();
-        match self.answer(|id| Request::Add { id, key, amount })? {
-            Answer::Sum(sum) => Ok(sum),
-            answer => Err(self.session().unexpected(&answer)),
-        }
-    }
-
     /// Gives `value`, of at most 64 KiB, and returns every rank's, in rank order,
     /// as soon as every rank has called this with this `key`.
     ///
@@ -205,11 +153,6 @@ impl StoreClient {
         left.is_some_and(|left| left.load(Ordering::Relaxed))
     }
 
-    /// Calls `waker` whenever a rank has left.
-    pub(crate) fn on_left(&self, waker: impl Fn() + Send + Sync + 'static) {
-        lock(&self.session().left_wakers).push(Box::new(waker));
-    }
-
     /// Sends bytes that need not be a message.
     #[cfg(test)]
     pub(super) fn send_raw(&self, bytes: &[u8]) {
@@ -217,11 +160,70 @@ impl StoreClient {
         crate::socket::write_until(&self.session().stream, bytes, deadline)
             .expect("the store reads");
     }
+}
+
+/// Keys and values. What the ranks exchange today they gather; these are for what
+/// not every rank takes part in.
+#[cfg_attr(not(test), expect(dead_code, reason = "no transport needs them yet"))]
+impl StoreClient {
+    /// Sets the value of `key`, of at most 64 KiB.
+    ///
+    /// # Errors
+    ///
+    /// The fault's, or Environment: the store does not answer.
+    pub(crate) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let (key, value) = (key.to_owned(), ByteBuf::from(value));
+        self.answer(|id| Request::Set { id, key, value }).map(drop)
+    }
+
+    /// The value of `key`, as soon as some rank has set it.
+    ///
+    /// # Errors
+    ///
+    /// The fault's, or Environment: it was not set by `deadline`.
+    pub(crate) fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        let session = self.session();
+        let owned = key.to_owned();
+        let make = |id| Request::Get { id, key: owned };
+        let answer = session.call(make, |id| {
+            let result = session.await_answer(id, deadline);
+            if let Err(Unanswered::Deadline) = result {
+                session.send(&Request::Cancel { id })?;
+            }
+            result
+        });
+        match answer {
+            Ok(Answer::Value(value)) => Ok(value.into_vec()),
+            Ok(answer) => Err(session.unexpected(&answer)),
+            Err(Unanswered::Error(error)) => Err(error),
+            Err(Unanswered::Deadline) => Err(Error::environment(format!(
+                "nobody has set {key:?} at the {} within {}",
+                session.store(),
+                seconds(session.started.elapsed())
+            ))),
+        }
+    }
+
+    /// Adds `amount` to the counter `key`, which starts at 0, and returns the
+    /// sum. Counters are apart from values.
+    ///
+    /// # Errors
+    ///
+    /// The fault's, or Environment: the store does not answer.
+    pub(crate) fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let key = key.to_owned();
+        match self.answer(|id| Request::Add { id, key, amount })? {
+            Answer::Sum(sum) => Ok(sum),
+            answer => Err(self.session().unexpected(&answer)),
+        }
+    }
 
     /// A request that is answered at once.
     fn answer(&self, make: impl FnOnce(u64) -> Request) -> Result<Answer> {
         let session = self.session();
-        match session.request(Instant::now() + SEND_LIMIT, make) {
+        match session.call(make, |id| {
+            session.await_answer(id, Instant::now() + SEND_LIMIT)
+        }) {
             Ok(answer @ Answer::Invalid(_)) => Err(session.unexpected(&answer)),
             Ok(answer) => Ok(answer),
             Err(Unanswered::Error(error)) => Err(error),

@@ -17,8 +17,8 @@ use super::protocol::{Event, Hello, MAX_EVENT_BYTES, PURPOSE, VERSION, truncated
 use super::server::StoreServer;
 use super::session::{Session, seconds};
 use crate::panic_message::{self, PanicListener};
-use crate::socket::{is_transient, poll_until};
-use crate::{Error, Result, Secret, handshake, host, socket};
+use crate::socket::{is_transient, notice_silence, poll_until};
+use crate::{Error, Result, Secret, handshake, host};
 
 /// How long one attempt to connect may take.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
@@ -203,7 +203,8 @@ fn attempt_at(
     if stream.local_addr().map_err(transient)? == address {
         return Err(Attempt::Transient("nobody listens there".to_owned()));
     }
-    socket::configure(&stream).map_err(transient)?;
+    stream.set_nodelay(true).map_err(transient)?;
+    notice_silence(&stream).map_err(transient)?;
     stream.set_nonblocking(true).map_err(transient)?;
 
     let limit = deadline.min(Instant::now() + ATTEMPT_LIMIT);

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::frame::{Frame, FrameBuffer};
 use super::protocol::MAX_REQUEST_BYTES;
-use crate::socket::is_transient;
+use crate::socket::{is_transient, notice_silence};
 
 /// How long a rank may take to close a connection that the store has closed.
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
@@ -47,6 +47,9 @@ struct Closing {
 impl Connection {
     /// Takes a non-blocking connection.
     pub(super) fn new(stream: TcpStream) -> Self {
+        if let Err(error) = notice_silence(&stream) {
+            tracing::warn!("a rank whose host vanishes will be noticed late: {error}");
+        }
         Self {
             stream,
             incoming: FrameBuffer::default(),

@@ -50,10 +50,7 @@ pub(super) struct Session {
     /// Whether this rank has begun to leave.
     pub(super) leaving: AtomicBool,
     pub(super) left: Vec<AtomicBool>,
-    pub(super) left_wakers: Mutex<Vec<Waker>>,
 }
-
-pub(super) type Waker = Box<dyn Fn() + Send + Sync>;
 
 /// The requests that wait for their answers.
 #[derive(Default)]
@@ -106,7 +103,6 @@ impl Session {
             last_words_heard: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             left: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
-            left_wakers: Mutex::default(),
         });
         let weak: Weak<Self> = Arc::downgrade(&session);
         session.fault.on_set(move || {
@@ -188,15 +184,6 @@ impl Session {
         written
     }
 
-    /// Sends a request and waits for its answer until `deadline`.
-    pub(super) fn request(
-        &self,
-        deadline: Instant,
-        make: impl FnOnce(u64) -> Request,
-    ) -> Result<Answer, Unanswered> {
-        self.call(make, |id| self.await_answer(id, deadline))
-    }
-
     /// Sends a request and has `wait` wait for its answer.
     pub(super) fn call(
         &self,
@@ -238,9 +225,6 @@ impl Session {
     pub(super) fn record_left(&self, rank: usize) {
         if let Some(left) = self.left.get(rank) {
             left.store(true, Ordering::SeqCst);
-            for waker in lock(&self.left_wakers).iter() {
-                waker();
-            }
         }
     }
 

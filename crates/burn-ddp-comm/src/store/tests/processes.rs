@@ -200,7 +200,10 @@ fn a_panic_reaches_the_others_with_its_message_and_place() {
             assert!(told.contains(says), "{told}");
             ranks[survivor].succeed();
         }
-        assert!(!ranks[1].wait().status.success());
+        let ended = ranks[1].wait();
+        assert!(!ended.status.success());
+        // The hook that was there before has printed it as ever.
+        assert!(ended.stderr.contains(" panicked at "), "{ended:?}");
         let failure = server.first_failure().unwrap();
         assert_eq!(failure.rank, 1);
         assert!(failure.message.contains(says), "{failure:?}");
@@ -348,6 +351,8 @@ fn a_wrong_secret_keeps_a_process_out() {
     let mut rank = ranks.start_one(0);
     let told = rank.hear("connect");
     assert!(told.contains("the secret does not match"), "{told}");
-    assert!(!told.contains(&other));
-    rank.succeed();
+    let ended = rank.succeed();
+    for text in [ended.stdout, ended.stderr] {
+        assert!(!text.contains(&other));
+    }
 }

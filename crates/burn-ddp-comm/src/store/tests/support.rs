@@ -2,28 +2,7 @@
 //!
 //! A rank is this very test binary, started again to run one test, the *entry*,
 //! which does nothing unless it finds itself in a rank and then plays the
-//! *case* it was started for:
-//!
-//! ```ignore
-//! #[test]
-//! fn rank_process() {
-//!     match support::case().as_deref() {
-//!         None => {}
-//!         Some("greet") => support::say("hello"),
-//!         Some(other) => panic!("no case {other}"),
-//!     }
-//! }
-//!
-//! #[test]
-//! fn ranks_greet() {
-//!     let mut ranks = Ranks::new("rank_process", "greet", 2).start();
-//!     assert_eq!(ranks[1].hear("hello"), "hello");
-//!     ranks[1].succeed();
-//! }
-//! ```
-
-// Not every test binary uses all of it.
-#![allow(dead_code)]
+//! *case* it was started for.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -35,19 +14,19 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a rank may take for anything before it is taken to hang.
-pub const HANG: Duration = Duration::from_secs(120);
+pub(super) const HANG: Duration = Duration::from_secs(120);
 
 const CASE: &str = "BURN_DDP_TEST_CASE";
 /// Marks what ranks say to the test, between what the test harness prints.
 const MARK: &str = ">> ";
 
 /// In a rank, the case to play.
-pub fn case() -> Option<String> {
+pub(super) fn case() -> Option<String> {
     std::env::var(CASE).ok()
 }
 
 /// In a rank, says a line to the test.
-pub fn say(text: impl AsRef<str>) {
+pub(super) fn say(text: impl AsRef<str>) {
     let mut out = std::io::stdout().lock();
     // The harness has begun a line without ending it.
     writeln!(out, "\n{MARK}{}", text.as_ref().replace('\n', " ")).expect("the test listens");
@@ -55,7 +34,7 @@ pub fn say(text: impl AsRef<str>) {
 }
 
 /// Ranks about to be started.
-pub struct Ranks {
+pub(super) struct Ranks {
     entry: String,
     case: String,
     world_size: usize,
@@ -65,7 +44,7 @@ pub struct Ranks {
 impl Ranks {
     /// `world_size` ranks that play `case` in the test named `entry`, with its
     /// path within the binary.
-    pub fn new(entry: &str, case: &str, world_size: usize) -> Self {
+    pub(super) fn new(entry: &str, case: &str, world_size: usize) -> Self {
         let environment = [
             ("WORLD_SIZE", world_size.to_string()),
             ("LOCAL_WORLD_SIZE", world_size.to_string()),
@@ -82,13 +61,13 @@ impl Ranks {
     }
 
     /// Sets an environment variable of every rank.
-    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub(super) fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
         self
     }
 
     /// Has the ranks meet at the store at `address`, as a launcher would.
-    pub fn store(self, address: SocketAddr, secret: &str) -> Self {
+    pub(super) fn store(self, address: SocketAddr, secret: &str) -> Self {
         self.env("BURN_DDP_STORE", "launcher")
             .meet_at(address)
             .env("BURN_DDP_SECRET", secret)
@@ -96,25 +75,25 @@ impl Ranks {
 
     /// Has the ranks meet at a free port of the loopback interface, where rank 0
     /// hosts the store.
-    pub fn hosted_by_rank_0(self) -> Self {
+    pub(super) fn hosted_by_rank_0(self) -> Self {
         self.meet_at(SocketAddr::from(([127, 0, 0, 1], free_port())))
     }
 
     /// Has the ranks meet at `address`.
-    pub fn meet_at(self, address: SocketAddr) -> Self {
+    pub(super) fn meet_at(self, address: SocketAddr) -> Self {
         self.env("MASTER_ADDR", address.ip().to_string())
             .env("MASTER_PORT", address.port().to_string())
     }
 
     /// Starts all ranks.
-    pub fn start(&self) -> Vec<Rank> {
+    pub(super) fn start(&self) -> Vec<Rank> {
         (0..self.world_size)
             .map(|rank| self.start_one(rank))
             .collect()
     }
 
     /// Starts one rank.
-    pub fn start_one(&self, rank: usize) -> Rank {
+    pub(super) fn start_one(&self, rank: usize) -> Rank {
         let program = std::env::current_exe().expect("this binary has a path");
         let mut child = Command::new(program)
             .args([&self.entry, "--exact", "--nocapture", "--test-threads=1"])
@@ -143,14 +122,14 @@ impl Ranks {
 }
 
 /// A port of the loopback interface that nobody listens at now.
-pub fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("it is bound").port()
 }
 
 /// A running rank. It is killed when dropped.
-pub struct Rank {
-    pub rank: usize,
+pub(super) struct Rank {
+    pub(super) rank: usize,
     child: Child,
     ended: Option<Ended>,
     said: Arc<Said>,
@@ -160,10 +139,10 @@ pub struct Rank {
 
 /// How a rank ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
-    pub status: ExitStatus,
-    pub stdout: String,
-    pub stderr: String,
+pub(super) struct Ended {
+    pub(super) status: ExitStatus,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
 }
 
 /// What a rank has said, and whether it has finished speaking.
@@ -204,17 +183,17 @@ fn read_all(mut stderr: impl Read) -> String {
 
 impl Rank {
     /// The process's number.
-    pub fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for a line that starts with `start`, and returns it.
-    pub fn hear(&mut self, start: &str) -> String {
+    pub(super) fn hear(&mut self, start: &str) -> String {
         self.hear_when(start).1
     }
 
     /// [`hear`](Self::hear), with the time when it was said.
-    pub fn hear_when(&mut self, start: &str) -> (Instant, String) {
+    pub(super) fn hear_when(&mut self, start: &str) -> (Instant, String) {
         let deadline = Instant::now() + HANG;
         let said = Arc::clone(&self.said);
         let mut lines = said.lines.lock().unwrap();
@@ -234,27 +213,27 @@ impl Rank {
     }
 
     /// A line that starts with `start`, if it has been said.
-    pub fn said(&self, start: &str) -> Option<String> {
+    pub(super) fn said(&self, start: &str) -> Option<String> {
         let lines = self.said.lines.lock().unwrap();
         let line = lines.0.iter().find(|(_, line)| line.starts_with(start));
         line.map(|(_, line)| line.clone())
     }
 
     /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("it has not been waited for");
     }
 
     /// Kills it like `kill -9`, and returns when.
-    pub fn kill(&self) -> Instant {
+    pub(super) fn kill(&self) -> Instant {
         let now = Instant::now();
         self.signal(Signal::KILL);
         now
     }
 
     /// Waits for its end.
-    pub fn wait(&mut self) -> Ended {
+    pub(super) fn wait(&mut self) -> Ended {
         if let Some(ended) = &self.ended {
             return ended.clone();
         }
@@ -285,7 +264,7 @@ impl Rank {
     }
 
     /// Waits for its end, which has to be a success.
-    pub fn succeed(&mut self) -> Ended {
+    pub(super) fn succeed(&mut self) -> Ended {
         let ended = self.wait();
         assert!(ended.status.success(), "rank {}: {ended:#?}", self.rank);
         ended
@@ -303,7 +282,7 @@ impl Drop for Rank {
 
 /// Runs `attempt` until the time it returns is below `limit`, three times at
 /// most: on a machine under load one attempt may be delayed.
-pub fn within(limit: Duration, mut attempt: impl FnMut() -> Duration) {
+pub(super) fn within(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     let times: Vec<Duration> = (0..3)
         .map(|_| attempt())
         .scan(false, |reached, time| {
