@@ -1,16 +1,17 @@
 //! The batches of one epoch, loaded ahead by worker threads.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
 
 use burn_core::data::dataloader::batcher::Batcher;
 use burn_core::data::dataset::Dataset;
 use burn_core::tensor::Device;
 
-use crate::{Error, Result, Sample};
+use crate::worker_pool::{Lease, WorkerPool};
+use crate::{Error, Result, Sample, ShardedSampler};
 
 /// A batch in which repeated samples are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,22 +43,34 @@ impl<I, O> Clone for Source<I, O> {
 impl<I, O> Source<I, O> {
     /// Loads a batch. A panic of the data set or the batcher is an error.
     fn load(&self, epoch: usize, batch: usize, samples: &[Sample]) -> Result<MaskedBatch<O>> {
-        let indices = samples.iter().map(|sample| sample.index).collect();
+        let indices: Vec<usize> = samples.iter().map(|sample| sample.index).collect();
+        let asked = indices.len();
         // Nothing of this crate is left half-changed by a panic; a data set or
         // batcher that is must expect to be called again anyway.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
-            let items = self.dataset.get_many(indices)?;
+            let items = self
+                .dataset
+                .get_many(indices)
+                .map_err(|source| Error::Dataset {
+                    epoch,
+                    batch,
+                    source,
+                })?;
+            let returned = items.len();
+            if returned != asked {
+                return Err(Error::Count {
+                    epoch,
+                    batch,
+                    asked,
+                    returned,
+                });
+            }
             Ok(self.batcher.batch(items, &self.device))
         }));
         match loaded {
-            Ok(Ok(loaded)) => Ok(MaskedBatch {
+            Ok(loaded) => loaded.map(|loaded| MaskedBatch {
                 batch: loaded,
                 valid: samples.iter().filter(|sample| sample.counts).count(),
-            }),
-            Ok(Err(source)) => Err(Error::Dataset {
-                epoch,
-                batch,
-                source,
             }),
             Err(panic) => Err(Error::Panic {
                 epoch,
@@ -79,11 +92,34 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     )
 }
 
-/// The samples of each batch, by number.
-pub(crate) type Plan = Arc<dyn Fn(usize) -> Vec<Sample> + Send + Sync>;
+/// Which samples to load.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) sampler: ShardedSampler,
+    pub(crate) epoch: usize,
+    /// What all ranks together have seen of the epoch.
+    pub(crate) position: usize,
+    /// Numbers of this rank's samples, counted from there.
+    pub(crate) items: Range<usize>,
+}
+
+impl Plan {
+    fn batches(&self) -> usize {
+        self.items.len().div_ceil(self.sampler.batch_size())
+    }
+
+    fn samples(&self, batch: usize) -> Vec<Sample> {
+        let start = self.items.start + batch * self.sampler.batch_size();
+        let end = self.items.end.min(start + self.sampler.batch_size());
+        self.sampler.samples(self.epoch, self.position, start..end)
+    }
+}
 
 /// The batches of an epoch, in order, whatever the number of workers. Ends after
 /// the first error.
+///
+/// Dropping it stops the workers after the batch that each is loading, without
+/// waiting for them.
 pub struct MaskedEpoch<I, O> {
     epoch: usize,
     batches: usize,
@@ -95,49 +131,37 @@ enum Loading<I, O> {
     /// In the calling thread.
     Here { source: Source<I, O>, plan: Plan },
     /// Worker `w` of `n` loads batches `w`, `w + n`, `w + 2n`, …
-    Workers(Vec<Worker<O>>),
-    /// After an error.
+    Workers {
+        batches: Vec<Receiver<Result<MaskedBatch<O>>>>,
+        /// Dropped after the channels, so that no worker still waits to send.
+        _lease: Lease,
+    },
+    /// The workers couldn't be started.
+    Failed(Error),
+    /// After the last batch, or an error.
     Ended,
-}
-
-struct Worker<O> {
-    /// `None` once the worker is told to stop.
-    batches: Option<Receiver<Result<MaskedBatch<O>>>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl<I: 'static, O: Send + 'static> MaskedEpoch<I, O> {
     /// Starts loading; each of `workers` threads is `prefetch` batches ahead at
-    /// most.
+    /// most, and at least one.
     pub(crate) fn start(
         source: &Source<I, O>,
         plan: Plan,
-        epoch: usize,
-        batches: usize,
+        pool: &Arc<WorkerPool>,
         workers: usize,
         prefetch: usize,
     ) -> Self {
+        let (epoch, batches) = (plan.epoch, plan.batches());
         let workers = workers.min(batches);
         let loading = if workers == 0 {
-            Loading::Here {
-                source: source.clone(),
-                plan,
-            }
+            let source = source.clone();
+            Loading::Here { source, plan }
         } else {
-            let start = |worker| {
-                let (sender, receiver) = sync_channel(prefetch.max(1));
-                let (source, plan) = (source.clone(), Arc::clone(&plan));
-                let numbers = (worker..batches).step_by(workers);
-                let run = move || work(&source, &plan, epoch, numbers, &sender);
-                let thread = thread::Builder::new().name(format!("loader-{worker}"));
-                // Without the thread the channel is closed, which the iterator
-                // reports.
-                Worker {
-                    batches: Some(receiver),
-                    thread: thread.spawn(run).ok(),
-                }
-            };
-            Loading::Workers((0..workers).map(start).collect())
+            match pool.lease(workers) {
+                Ok(lease) => start_workers(source, &plan, lease, workers, prefetch.max(1)),
+                Err(source) => Loading::Failed(Error::Threads { workers, source }),
+            }
         };
         Self {
             epoch,
@@ -148,15 +172,36 @@ impl<I: 'static, O: Send + 'static> MaskedEpoch<I, O> {
     }
 }
 
-fn work<I, O>(
+fn start_workers<I: 'static, O: Send + 'static>(
     source: &Source<I, O>,
     plan: &Plan,
-    epoch: usize,
+    lease: Lease,
+    workers: usize,
+    prefetch: usize,
+) -> Loading<I, O> {
+    let start = |worker| {
+        let (sender, receiver) = sync_channel(prefetch);
+        let (source, plan) = (source.clone(), plan.clone());
+        lease.run(worker, move || {
+            let numbers = (worker..plan.batches()).step_by(workers);
+            load_all(&source, &plan, numbers, &sender);
+        });
+        receiver
+    };
+    Loading::Workers {
+        batches: (0..workers).map(start).collect(),
+        _lease: lease,
+    }
+}
+
+fn load_all<I, O>(
+    source: &Source<I, O>,
+    plan: &Plan,
     numbers: impl Iterator<Item = usize>,
     sender: &SyncSender<Result<MaskedBatch<O>>>,
 ) {
     for number in numbers {
-        let loaded = source.load(epoch, number, &plan(number));
+        let loaded = source.load(plan.epoch, number, &plan.samples(number));
         let failed = loaded.is_err();
         // Nobody wants it any more, or nobody wants what comes after it.
         if sender.send(loaded).is_err() || failed {
@@ -173,33 +218,41 @@ impl<I, O> MaskedEpoch<I, O> {
             _ => self.batches - self.next,
         }
     }
+
+    /// Number of batches that have been taken.
+    pub(crate) fn batches_taken(&self) -> usize {
+        self.next
+    }
 }
 
 impl<I, O> Iterator for MaskedEpoch<I, O> {
     type Item = Result<MaskedBatch<O>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.next == self.batches {
+        if self.batches_left() == 0 {
             return None;
         }
-        let (epoch, number) = (self.epoch, self.next);
+        let (epoch, batch) = (self.epoch, self.next);
         let loaded = match &self.loading {
-            Loading::Ended => return None,
-            Loading::Here { source, plan } => source.load(epoch, number, &plan(number)),
-            Loading::Workers(workers) => {
-                let worker = &workers[number % workers.len()];
-                let received = worker.batches.as_ref().map(Receiver::recv);
-                received.and_then(std::result::Result::ok).unwrap_or_else(|| {
+            Loading::Here { source, plan } => source.load(epoch, batch, &plan.samples(batch)),
+            Loading::Workers { batches, .. } => {
+                let received = batches[batch % batches.len()].recv();
+                received.unwrap_or_else(|_| {
+                    let message = "its worker ended without an answer".to_owned();
                     Err(Error::Panic {
                         epoch,
-                        batch: number,
-                        message: "its worker thread could not be started".to_owned(),
+                        batch,
+                        message,
                     })
                 })
             }
+            Loading::Failed(_) | Loading::Ended => return self.fail(),
         };
-        self.next += 1;
-        if loaded.is_err() {
+        if loaded.is_ok() {
+            self.next += 1;
+        }
+        if loaded.is_err() || self.next == self.batches {
+            // Gives the workers back.
             self.loading = Loading::Ended;
         }
         Some(loaded)
@@ -210,24 +263,12 @@ impl<I, O> Iterator for MaskedEpoch<I, O> {
     }
 }
 
-/// Stops the workers; waits for what they are loading, so that no thread is left.
-impl<O> Drop for Worker<O> {
-    fn drop(&mut self) {
-        self.batches = None;
-        if let Some(thread) = self.thread.take() {
-            // Its panics are caught where they happen.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl<I, O> Drop for MaskedEpoch<I, O> {
-    fn drop(&mut self) {
-        // All are told to stop before any is waited for.
-        if let Loading::Workers(workers) = &mut self.loading {
-            for worker in workers {
-                worker.batches = None;
-            }
+impl<I, O> MaskedEpoch<I, O> {
+    /// The error of workers that couldn't be started, once.
+    fn fail(&mut self) -> Option<Result<MaskedBatch<O>>> {
+        match std::mem::replace(&mut self.loading, Loading::Ended) {
+            Loading::Failed(error) => Some(Err(error)),
+            _ => None,
         }
     }
 }

@@ -38,6 +38,7 @@ mod error;
 mod loader;
 mod sampler;
 mod shuffle;
+mod worker_pool;
 
 pub use epoch::{Epoch, MaskedBatch, MaskedEpoch};
 pub use error::{Error, Result};

@@ -10,7 +10,8 @@ use burn_core::data::dataset::{Dataset, DatasetError};
 use burn_core::tensor::Device;
 
 use crate::epoch::{Epoch, MaskedEpoch, Plan, Source};
-use crate::{Remainder, Result, Sample, ShardedSampler};
+use crate::worker_pool::WorkerPool;
+use crate::{Remainder, Result, ShardedSampler};
 
 /// Loads the batches of one rank, in worker threads ahead of the training step.
 ///
@@ -18,13 +19,18 @@ use crate::{Remainder, Result, Sample, ShardedSampler};
 /// world size alone: never on the number of workers or their speed. Every rank
 /// has the same number of batches, always.
 ///
-/// It is a Burn [`DataLoader`] too: each call of [`iter`](DataLoader::iter) is
-/// the next epoch, counted from 0.
+/// It is a Burn [`DataLoader`] too: each call of [`iter`](DataLoader::iter)
+/// is the next epoch, counted from
+/// [`first_epoch`](ShardedDataLoaderBuilder::first_epoch).
+///
+/// Worker threads are started by the first epoch and kept for the next ones, until
+/// the loader and all that came of it are dropped.
 pub struct ShardedDataLoader<I, O> {
     source: Source<I, O>,
     sampler: ShardedSampler,
     workers: usize,
     prefetch: usize,
+    pool: Arc<WorkerPool>,
     /// The samples of this rank that [`DataLoader::slice`] has left, `None` for
     /// all.
     window: Option<Range<usize>>,
@@ -49,6 +55,7 @@ impl<I: 'static, O: Send + 'static> ShardedDataLoader<I, O> {
             remainder: Remainder::default(),
             workers: 1,
             prefetch: 2,
+            first_epoch: 0,
         }
     }
 
@@ -72,37 +79,15 @@ impl<I: 'static, O: Send + 'static> ShardedDataLoader<I, O> {
     }
 
     fn masked_epoch_from(&self, epoch: usize, position: usize) -> MaskedEpoch<I, O> {
-        let sampler = self.sampler;
-        match &self.window {
-            None => {
-                let plan: Plan = Arc::new(move |batch| sampler.batch(epoch, position, batch));
-                self.start(plan, epoch, sampler.batches_from(position))
-            }
-            Some(window) => {
-                let (window, size) = (window.clone(), sampler.batch_size());
-                let batches = window.len().div_ceil(size);
-                let plan: Plan = Arc::new(move |batch| {
-                    let start = window.start + batch * size;
-                    let end = window.end.min(start + size);
-                    (start..end)
-                        .map(|item| sample(&sampler, epoch, item))
-                        .collect()
-                });
-                self.start(plan, epoch, batches)
-            }
-        }
+        let left = self.sampler.batches_from(position) * self.sampler.batch_size();
+        let plan = Plan {
+            sampler: self.sampler,
+            epoch,
+            position,
+            items: self.window.clone().unwrap_or(0..left),
+        };
+        MaskedEpoch::start(&self.source, plan, &self.pool, self.workers, self.prefetch)
     }
-
-    fn start(&self, plan: Plan, epoch: usize, batches: usize) -> MaskedEpoch<I, O> {
-        let (workers, prefetch) = (self.workers, self.prefetch);
-        MaskedEpoch::start(&self.source, plan, epoch, batches, workers, prefetch)
-    }
-}
-
-/// Sample number `item` of this rank.
-fn sample(sampler: &ShardedSampler, epoch: usize, item: usize) -> Sample {
-    let size = sampler.batch_size();
-    sampler.batch(epoch, 0, item / size)[item % size]
 }
 
 impl<I, O> ShardedDataLoader<I, O> {
@@ -128,6 +113,7 @@ impl<I, O> ShardedDataLoader<I, O> {
             sampler: self.sampler,
             workers: self.workers,
             prefetch: self.prefetch,
+            pool: Arc::clone(&self.pool),
             window,
             next_epoch: AtomicUsize::new(self.next_epoch.load(Ordering::Relaxed)),
         }
@@ -154,6 +140,7 @@ pub struct ShardedDataLoaderBuilder<I, O> {
     remainder: Remainder,
     workers: usize,
     prefetch: usize,
+    first_epoch: usize,
 }
 
 impl<I: 'static, O: Send + 'static> ShardedDataLoaderBuilder<I, O> {
@@ -195,9 +182,16 @@ impl<I: 'static, O: Send + 'static> ShardedDataLoaderBuilder<I, O> {
         self
     }
 
-    /// Number of batches that each worker may be ahead; 2 unless set.
+    /// Number of batches that each worker may be ahead, at least 1; 2 unless set.
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.prefetch = batches;
+        self
+    }
+
+    /// The epoch of the first [`iter`](DataLoader::iter), for a `burn-train` run that
+    /// goes on; 0 unless set.
+    pub fn first_epoch(mut self, epoch: usize) -> Self {
+        self.first_epoch = epoch;
         self
     }
 
@@ -223,8 +217,9 @@ impl<I: 'static, O: Send + 'static> ShardedDataLoaderBuilder<I, O> {
             sampler: sampler.remainder(self.remainder)?,
             workers: self.workers,
             prefetch: self.prefetch,
+            pool: Arc::default(),
             window: None,
-            next_epoch: AtomicUsize::new(0),
+            next_epoch: AtomicUsize::new(self.first_epoch),
         })
     }
 }
@@ -243,7 +238,6 @@ struct BurnEpoch<I, O> {
     epoch: Epoch<I, O>,
     batch_size: usize,
     items: usize,
-    batches: usize,
 }
 
 impl<I, O> Iterator for BurnEpoch<I, O> {
@@ -256,8 +250,9 @@ impl<I, O> Iterator for BurnEpoch<I, O> {
 
 impl<I, O> DataLoaderIterator<O> for BurnEpoch<I, O> {
     fn progress(&self) -> Progress {
-        let done = self.batches - self.epoch.batches_left();
-        let items = self.items.min(done * self.batch_size);
+        let items = self
+            .items
+            .min(self.epoch.0.batches_taken() * self.batch_size);
         Progress::new(items, self.items, Some("items".to_owned()))
     }
 }
@@ -269,7 +264,6 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for ShardedDataLoader<I, O> {
             epoch: self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed)),
             batch_size: self.sampler.batch_size(),
             items: self.num_items(),
-            batches: self.num_batches(),
         })
     }
 

@@ -1,5 +1,7 @@
 //! Which samples a rank sees, and in which order.
 
+use std::ops::Range;
+
 use crate::{Error, Result, Shuffle};
 
 /// What happens when the samples don't fill the last batch of every rank.
@@ -26,7 +28,8 @@ pub struct Sample {
     pub counts: bool,
 }
 
-/// The share of one rank: a pure function of its fields and the epoch.
+/// The share of one rank: a pure function of its fields and the epoch. The rules,
+/// with an example, are in `docs/determinism.md`.
 ///
 /// The epoch's order is one for all ranks. Global batch `k` is made of positions
 /// `k·W·b` to `(k+1)·W·b` of it, for `W` ranks and batches of `b`, and rank `r`
@@ -50,7 +53,8 @@ impl ShardedSampler {
     /// # Errors
     ///
     /// A usage error for a batch size or world size of zero, a rank that is not
-    /// below the world size, or an empty data set.
+    /// below the world size, an empty data set, or more samples than a `usize`
+    /// counts.
     pub fn new(len: usize, batch_size: usize, rank: usize, world_size: usize) -> Result<Self> {
         let usage = |message: String| Err(Error::Usage(message));
         if len == 0 {
@@ -66,6 +70,15 @@ impl ShardedSampler {
             return usage(format!(
                 "rank {rank} does not exist in a world of {world_size}: ranks go from 0 to {}",
                 world_size - 1
+            ));
+        }
+        // Positions go up to the data set's length plus one padded step.
+        let last = batch_size
+            .checked_mul(world_size)
+            .and_then(|global| global.checked_add(len));
+        if last.is_none() {
+            return usage(format!(
+                "batches of {batch_size} on {world_size} ranks are more samples than can be counted"
             ));
         }
         Ok(Self {
@@ -136,26 +149,38 @@ impl ShardedSampler {
     /// Position in the epoch after `batches` more batches from `position` on: what
     /// a checkpoint keeps.
     pub fn position_after(&self, position: usize, batches: usize) -> usize {
-        self.len
-            .min(position + batches * self.global_batch_size())
+        let seen = batches.saturating_mul(self.global_batch_size());
+        self.len.min(position.saturating_add(seen))
     }
 
     /// The samples of this rank's batch number `batch` of `epoch`, counted from
     /// `position`: `batch_size` of them.
     pub fn batch(&self, epoch: usize, position: usize, batch: usize) -> Vec<Sample> {
+        let first = batch * self.batch_size;
+        self.samples(epoch, position, first..first + self.batch_size)
+    }
+
+    /// Numbers `items` of this rank's samples of `epoch`, counted from `position`.
+    pub(crate) fn samples(
+        &self,
+        epoch: usize,
+        position: usize,
+        items: Range<usize>,
+    ) -> Vec<Sample> {
         let shuffle = self
             .seed
             .map(|seed| Shuffle::new(self.len, seed, epoch as u64));
-        let start = position + batch * self.global_batch_size() + self.rank * self.batch_size;
-        (start..start + self.batch_size)
-            .map(|position| {
-                let wrapped = position % self.len;
-                Sample {
-                    index: shuffle.map_or(wrapped, |shuffle| shuffle.get(wrapped)),
-                    counts: position < self.len || self.remainder != Remainder::Mask,
-                }
-            })
-            .collect()
+        let of = |item: usize| {
+            let (batch, within) = (item / self.batch_size, item % self.batch_size);
+            let position =
+                position + batch * self.global_batch_size() + self.rank * self.batch_size + within;
+            let wrapped = position % self.len;
+            Sample {
+                index: shuffle.map_or(wrapped, |shuffle| shuffle.get(wrapped)),
+                counts: position < self.len || self.remainder != Remainder::Mask,
+            }
+        };
+        items.map(of).collect()
     }
 }
 
@@ -193,6 +218,19 @@ mod tests {
         assert_eq!([indices(0, 2), indices(1, 2)], [[8, 9], [0, 1]]);
         let masked = of(1).remainder(Remainder::Mask).expect("valid");
         assert!(masked.batch(0, 0, 2).iter().all(|sample| !sample.counts));
+        let dropped = of(1).remainder(Remainder::Drop).expect("valid");
+        assert_eq!(dropped.batches(), 2);
+
+        // Two ranks stop after one step, and three go on.
+        let position = of(0).position_after(0, 1);
+        assert_eq!(position, 4);
+        let rest = [0, 1, 2].map(|rank| {
+            let sampler = ShardedSampler::new(10, 2, rank, 3).expect("valid");
+            assert_eq!(sampler.batches_from(position), 1);
+            let samples = sampler.batch(0, position, 0);
+            [samples[0].index, samples[1].index]
+        });
+        assert_eq!(rest, [[4, 5], [6, 7], [8, 9]]);
     }
 
     #[test]
@@ -202,6 +240,7 @@ mod tests {
         assert!(text(ShardedSampler::new(1, 0, 0, 1)).contains("batch size is 0"));
         assert!(text(ShardedSampler::new(1, 1, 0, 0)).contains("world size is 0"));
         assert!(text(ShardedSampler::new(1, 1, 2, 2)).contains("rank 2 does not exist"));
+        assert!(text(ShardedSampler::new(1, usize::MAX, 0, 2)).contains("can be counted"));
         let few = ShardedSampler::new(7, 4, 0, 2).and_then(|s| s.remainder(Remainder::Drop));
         assert!(text(few).contains("7 samples"));
     }
