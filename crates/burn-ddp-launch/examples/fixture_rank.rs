@@ -7,10 +7,13 @@ use std::io::{IsTerminal, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-type AnyResult = Result<(), Box<dyn std::error::Error>>;
+use burn_ddp_comm::{ProcessGroup, ReduceOp};
+
+type AnyResult<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> AnyResult {
     let rank = std::env::var("RANK")?;
+    let mut group = None;
     for argument in std::env::args().skip(1) {
         let action = match argument.split_once(':') {
             Some((only, action)) if only == rank => action,
@@ -18,9 +21,46 @@ fn main() -> AnyResult {
             None => &argument,
         };
         let (name, value) = action.split_once('=').unwrap_or((action, ""));
-        act(&rank, name, value)?;
+        if !act_in_group(&mut group, name, value)? {
+            act(&rank, name, value)?;
+        }
     }
     Ok(())
+}
+
+/// Does the actions that have to do with the process group.
+fn act_in_group(group: &mut Option<ProcessGroup>, name: &str, value: &str) -> AnyResult<bool> {
+    let joined = || Err::<&ProcessGroup, _>("there is no group");
+    match name {
+        "join" => *group = Some(ProcessGroup::from_env()?),
+        "leave" => *group = None,
+        "barrier" => group.as_ref().map_or_else(joined, Ok)?.barrier()?,
+        "reduce" => loop {
+            let sum = group.as_ref().map_or_else(joined, Ok)?;
+            sum.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
+        },
+        "check" => match group.as_ref().map_or_else(joined, Ok)?.error() {
+            Some(error) => return Err(error.into()),
+            None => println!("the group works"),
+        },
+        "panic-slowly" => {
+            // The group is dropped first, as it is declared last.
+            let _slow = SlowToUnwind;
+            let _group = group.take();
+            panic!("{value}");
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Takes long to be dropped, as a large model may.
+struct SlowToUnwind;
+
+impl Drop for SlowToUnwind {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(120));
+    }
 }
 
 fn act(rank: &str, name: &str, value: &str) -> AnyResult {

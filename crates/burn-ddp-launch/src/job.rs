@@ -13,6 +13,7 @@ use crate::exit_watch::ExitWatch;
 use crate::guardian::Guardian;
 use crate::nodes::Nodes;
 use crate::nproc::cores;
+use crate::other_nodes::await_leave;
 use crate::outcome::{Observed, report};
 use crate::output::{Line, LogFile, OnLine, OutputOptions, OutputThread, Source, Stream};
 use crate::rank_process::{Program, RankProcess};
@@ -183,11 +184,11 @@ impl JobBuilder {
     /// runs: they are passed on to the ranks. A second SIGINT kills them.
     ///
     /// # Errors
-    /// Only if the job could not be started, and then nothing of it is left:
+    /// Only if the job could not be run, and then nothing of it is left:
     /// usage (no ranks, no such program, odd numbers of machines) or environment
     /// (port taken, log directory can't be written, process limit). A rank that
     /// fails is no error but a [`JobReport`] that says so.
-    pub fn run(self) -> Result<JobReport> {
+    pub fn run(mut self) -> Result<JobReport> {
         let begun = Instant::now();
         self.check()?;
         let logs = self.open_logs()?;
@@ -196,45 +197,32 @@ impl JobBuilder {
         let (sender, events) = mpsc::channel();
         let _subscription = signals::subscribe(sender.clone())?;
         let (environment, store) = self.rendezvous()?;
-
-        let terminal = self.share_terminal && self.log_dir.is_none();
-        let mut watch = ExitWatch::new()?;
-        let mut ranks = Vec::with_capacity(self.ranks);
-        for index in 0..self.ranks {
-            let rank = environment.first_rank + index;
-            let is_set = |name: &str| self.is_set(name);
-            let process = RankProcess::start(
-                &self.program,
-                rank,
-                environment.variables(index, is_set),
-                terminal && rank == 0,
-                &guardian,
-            )?;
-            watch.add(process.pid())?;
-            ranks.push(process);
-        }
+        let (mut ranks, watch) = self.start_ranks(&environment, &guardian)?;
         let start = begun.elapsed();
 
+        watch.start(sender.clone())?;
         let options = OutputOptions {
             prefix: self.prefix,
             print: self.print,
-            shared_terminal: terminal,
-            on_line: self.on_line,
+            shared_terminal: self.shares_terminal(),
+            on_line: self.on_line.take(),
         };
-        let sources = sources(&mut ranks);
-        watch.start(sender.clone())?;
-        let output = OutputThread::start(sources, logs, options, sender)?;
-        let patience = Patience {
-            notice: NOTICE,
-            grace: self.grace.unwrap_or(GRACE),
-            signal_grace: self.grace.unwrap_or(SIGNAL_GRACE),
-        };
-        let supervised = supervise(&mut ranks, &events, patience);
-        for rank in &mut ranks {
+        let output = OutputThread::start(sources(&mut ranks), logs, options, sender.clone())?;
+        let supervised = supervise(&mut ranks, &events, self.patience());
+        for rank in &ranks {
             rank.kill_group();
         }
         output.stop();
-        let (reason, captured) = supervised.await_output(&events);
+        let (mut reason, captured) = supervised.await_output(&events);
+        let is_one_of_several = self.nodes.is_some_and(|nodes| nodes.count > 1);
+        let reported = match store {
+            Some(store) if is_one_of_several && reason.is_none() => {
+                let (signal, reported) = await_leave(store, sender, &events)?;
+                reason = signal;
+                reported
+            }
+            store => store.and_then(|store| store.first_failure()),
+        };
         Ok(report(Observed {
             begun,
             start,
@@ -242,8 +230,40 @@ impl JobBuilder {
             ranks: &ranks,
             captured,
             reason,
-            reported: store.and_then(|store| store.first_failure()),
+            reported,
         }))
+    }
+
+    /// Starts all ranks, or none.
+    fn start_ranks<'g>(
+        &self,
+        environment: &JobEnvironment,
+        guardian: &'g Guardian,
+    ) -> Result<(Vec<RankProcess<'g>>, ExitWatch)> {
+        let mut watch = ExitWatch::new()?;
+        let mut ranks = Vec::with_capacity(self.ranks);
+        for index in 0..self.ranks {
+            let rank = environment.first_rank + index;
+            let variables = environment.variables(index, |name| self.is_set(name));
+            let terminal = self.shares_terminal() && rank == 0;
+            let process = RankProcess::start(&self.program, rank, variables, terminal, guardian)?;
+            watch.add(process.pid())?;
+            ranks.push(process);
+        }
+        Ok((ranks, watch))
+    }
+
+    /// Whether rank 0's stderr is this process's.
+    fn shares_terminal(&self) -> bool {
+        self.share_terminal && self.log_dir.is_none()
+    }
+
+    fn patience(&self) -> Patience {
+        Patience {
+            notice: NOTICE,
+            grace: self.grace.unwrap_or(GRACE),
+            signal_grace: self.grace.unwrap_or(SIGNAL_GRACE),
+        }
     }
 
     fn check(&self) -> Result<()> {

@@ -12,6 +12,7 @@ mod job;
 mod line_splitter;
 mod nodes;
 mod nproc;
+mod other_nodes;
 mod outcome;
 mod output;
 mod panic_message;

@@ -107,7 +107,9 @@ fn root_cause(
             false => failed.push(Failed { rank, at: ended.at }),
         }
     }
-    let rank = first_to_fail(&failed, &succeeded, reported.as_ref())?;
+    let is_here = |rank| ended.iter().any(|ended| ended.report.rank == rank);
+    let elsewhere = || Some(reported.as_ref()?.rank).filter(|&rank| !is_here(rank));
+    let rank = first_to_fail(&failed, &succeeded, reported.as_ref()).or_else(elsewhere)?;
     let index = ended.iter().position(|ended| ended.report.rank == rank);
     let captured = match index {
         Some(index) if index < captured.len() => captured.swap_remove(index),

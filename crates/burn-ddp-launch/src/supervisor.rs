@@ -4,6 +4,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use burn_ddp_comm::StoreServer;
 use rustix::process::Signal;
 
 use crate::output::Captured;
@@ -25,6 +26,8 @@ pub(crate) enum Event {
     OutputFailed(OutputFailure),
     /// All output has been passed on; one entry per rank.
     OutputDone(Vec<Captured>),
+    /// No rank on any machine needs the store any more.
+    StoreDone(StoreServer),
 }
 
 /// Why output can't be passed on.
@@ -110,7 +113,7 @@ impl Supervised {
                     self.reason.get_or_insert(Reason::Output(failure));
                 }
                 Ok(Event::Signal(_)) | Err(_) => break,
-                Ok(Event::Exited { .. }) => {}
+                Ok(Event::Exited { .. } | Event::StoreDone(_)) => {}
             }
         }
         (self.reason, self.captured.unwrap_or_default())
@@ -170,6 +173,8 @@ impl Supervisor<'_, '_> {
             }
             // All pipes are closed, though ranks may still run.
             Event::OutputDone(captured) => self.captured = Some(captured),
+            // Asked for only when all ranks here have ended.
+            Event::StoreDone(_) => {}
         }
     }
 

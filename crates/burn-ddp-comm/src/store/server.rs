@@ -121,7 +121,10 @@ impl StoreServer {
 
     /// Ends the store once no rank is connected any more, after `linger` at the
     /// latest. New ranks are not let in meanwhile.
-    pub(super) fn finish(&mut self, linger: Duration) {
+    ///
+    /// For a host whose own part in the job is over, while ranks elsewhere may
+    /// still need the store.
+    pub fn finish(&mut self, linger: Duration) {
         let Some(thread) = self.thread.take() else {
             return;
         };
