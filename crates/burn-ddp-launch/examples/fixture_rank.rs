@@ -92,7 +92,7 @@ fn act(rank: &str, name: &str, value: &str) -> AnyResult {
         "await" => await_file(value),
         "gone" => await_end(&format!("{value}/1"))?,
         "connect" => connect()?,
-        "terminal" => eprintln!("stderr is a terminal: {}", std::io::stderr().is_terminal()),
+        "terminal" => terminal()?,
         "read" => println!("read {}", std::io::read_to_string(std::io::stdin())?.len()),
         _ => return Err(format!("no such action: {name}").into()),
     }
@@ -114,6 +114,13 @@ fn lines(rank: &str, count: usize) -> AnyResult {
         }
     }
     Ok(())
+}
+
+/// Says whether stderr is a terminal, in one write.
+fn terminal() -> AnyResult {
+    let mut stderr = std::io::stderr();
+    let line = format!("stderr is a terminal: {}\n", stderr.is_terminal());
+    Ok(stderr.write_all(line.as_bytes())?)
 }
 
 /// Prints one line of this many bytes.

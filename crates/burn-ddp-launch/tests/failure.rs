@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Records, TestResult, burnrun, run};
+use support::{Records, Running, TestResult, burnrun, eventually, has_thread, run};
 
 fn cause(stderr: &str) -> &str {
     stderr
@@ -111,8 +111,15 @@ fn the_first_to_fail_is_the_cause_not_those_that_follow() -> TestResult {
     for _ in 0..10 {
         let records = Records::new()?;
         let (record, gone) = (records.action("record"), records.action("0:gone"));
-        let actions = [&record, &gone, "0:exit=3", "1:exit=5"];
-        let finished = run(burnrun(&["--nproc-per-node", "2"], &actions))?;
+        let go = format!("1:{}", records.awaiting("go"));
+        let actions = [&record, &gone, "0:exit=3", &go, "1:exit=5"];
+        let running = Running::start(&mut burnrun(&["--nproc-per-node", "2"], &actions))?;
+        // From then on the launcher watches.
+        eventually("the launcher watches", || {
+            has_thread(running.pid(), "launch-exits")
+        });
+        std::fs::write(records.path().join("go"), "")?;
+        let finished = running.finish()?;
         assert_eq!(finished.code, Some(5), "{}", finished.stderr);
         assert!(
             finished.stderr.contains("\n  rank 0 exited with code 3, "),

@@ -218,3 +218,13 @@ pub(crate) fn children(pid: Pid) -> Vec<Pid> {
         .filter_map(Pid::from_raw)
         .collect()
 }
+
+/// Whether a process has a thread of this name.
+pub(crate) fn has_thread(pid: Pid, name: &str) -> bool {
+    std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid()))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("comm")).ok())
+        .any(|comm| comm.trim_end() == name)
+}
