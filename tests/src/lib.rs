@@ -1,6 +1,6 @@
 //! Starts test jobs of several processes, and the cases they run.
 
 pub mod cases;
-//mod job;
+mod job;
 
-//pub use job::{RankOutput, TestJob};
+pub use job::{RankOutput, TestJob};

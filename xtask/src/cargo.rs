@@ -61,14 +61,25 @@ fn describe(command: &Command) -> String {
         .join(" ")
 }
 
-/// Builds the binary of an example with optimisations, and returns its path.
+/// The examples that are built together, so that Burn is built once for all of
+/// them.
+const EXAMPLES: [&str; 2] = ["mnist", "verify"];
+
+/// Builds the examples with optimisations, for GPUs if `cuda`, and returns the
+/// path of the binary of `name`.
 ///
 /// # Errors
 ///
-/// When it does not build.
-pub(crate) fn build_example(name: &str) -> Result<PathBuf> {
-    eprintln!("Building the example `{name}` (the first time, Burn with it: a few minutes)");
-    let mut command = cargo(["build", "--quiet", "--release", "--package", name]);
+/// When they don't build.
+pub(crate) fn build_example(name: &str, cuda: bool) -> Result<PathBuf> {
+    eprintln!("Building the example `{name}` (the first time with Burn: some minutes)");
+    let mut command = cargo(["build", "--quiet", "--release", "--bins"]);
+    for example in EXAMPLES {
+        command.args(["--package", example]);
+        if cuda {
+            command.args(["--features", &format!("{example}/cuda")]);
+        }
+    }
     let status = status(&mut command)?;
     if !status.success() {
         bail!("`{}` failed: {status}", describe(&command));

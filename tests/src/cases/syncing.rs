@@ -128,7 +128,7 @@ pub(super) fn unused(group: &ProcessGroup, device: &Device) {
         assert_eq!(unused.on_every_rank, ["never.weight", "never.bias"]);
         let mut here = vec!["never.weight", "never.bias"];
         if !mine {
-            here.extend(["sometimes.bias", "sometimes.weight"]);
+            here.splice(0..0, ["sometimes.weight", "sometimes.bias"]);
         }
         assert_eq!(unused.on_this_rank, here);
         model = optim.step(1e-2, model, grads);
