@@ -54,7 +54,7 @@ enum Delivery {
     NdArray: cfg(feature = "ndarray"),
     LibTorch: cfg(feature = "tch"),
     Cube: cfg(feature = "cubecl"),
-    Fusion: cfg(feature = "fusion")
+    Fusion: cfg(feature = "cubecl")
 )]
 pub(crate) trait GradHook: Backend {
     /// The identity, hooked by the autodiff backend and by no other.
@@ -71,7 +71,7 @@ impl GradHook for burn::backend::NdArray {}
 #[cfg(feature = "tch")]
 impl GradHook for burn::backend::LibTorch {}
 #[cfg(feature = "cubecl")]
-impl GradHook for burn::backend::Cube {}
+impl GradHook for burn_cubecl::CubeBackend {}
 
 #[derive(Debug)]
 struct Hook;

@@ -17,9 +17,9 @@ mod reducer;
 mod replicate;
 
 pub use accumulation::Accumulation;
-pub use burn_ddp_comm::{Error, ErrorKind, ProcessGroup, ReduceOp, Result, Work};
+pub use burn_ddp_comm::{Error, ErrorKind, GroupConfig, ProcessGroup, ReduceOp, Result, Work};
 pub use checkpoint::{Checkpointer, Restored};
 pub use ddp::{Ddp, DdpConfig};
-pub use device::device;
+pub use device::{cpu, cuda_device, device};
 pub use fingerprint::Fingerprint;
 pub use reducer::{Reduction, SyncStats, UnusedParameters};
