@@ -64,6 +64,8 @@ pub(crate) struct Waiter {
     armed: Option<u32>,
     /// Awaited ranks that had left before the last pass began.
     left: Vec<usize>,
+    /// Whether the group had failed before the last pass began.
+    failed: bool,
 }
 
 impl Waiter {
@@ -107,6 +109,7 @@ impl Waiter {
             idle_since: None,
             armed: None,
             left: Vec::new(),
+            failed: false,
         })
     }
 
@@ -120,6 +123,7 @@ impl Waiter {
         self.idle_passes = 0;
         self.idle_since = None;
         self.left.clear();
+        self.failed = false;
         if self.armed.take().is_some()
             && let Some(segment) = &self.segment
         {
@@ -138,8 +142,13 @@ impl Waiter {
         peers: &Peers,
         has_left: impl Fn(usize) -> bool,
     ) -> Result<(), Stop> {
+        // One more pass follows: what a rank sent before it died completes a
+        // collective that it had completed.
         if self.fault.is_set() {
-            return Err(Stop::Fault);
+            return match std::mem::replace(&mut self.failed, true) {
+                true => Err(Stop::Fault),
+                false => Ok(()),
+            };
         }
         let patience = self.patience();
         self.idle_passes += 1;

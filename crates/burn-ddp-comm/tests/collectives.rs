@@ -261,3 +261,36 @@ fn world_of_5() {
 fn world_of_8() {
     world_of(8, "world_of_8");
 }
+
+/// A pair whose memory can't be shared falls back to TCP, and the others don't.
+#[test]
+fn a_rank_without_shared_memory_is_reached_over_tcp() {
+    let spec = Spec {
+        memoryless: Some(1),
+        ..Spec::new(3, false)
+    };
+    let main = |rank: &Rank| {
+        let group = rank.group();
+        let mut data = vec![rank.rank as f32; 100_000];
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, vec![3.0; 100_000]);
+        for len in 0..100 {
+            let mut data = vec![rank.rank as i64; len];
+            group.all_reduce(&mut data, ReduceOp::Max).unwrap();
+            assert_eq!(data, vec![2; len]);
+        }
+        group.barrier().unwrap();
+        group.transport_summary()
+    };
+    let name = "a_rank_without_shared_memory_is_reached_over_tcp";
+    job(name, spec, main, |job| {
+        assert_eq!(
+            job.results::<String>(),
+            [
+                "shared memory to rank 2; TCP to rank 1",
+                "TCP to ranks 0, 2",
+                "shared memory to rank 0; TCP to rank 1",
+            ]
+        );
+    });
+}

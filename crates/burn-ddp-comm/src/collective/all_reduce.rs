@@ -227,11 +227,8 @@ impl Exchange for Sliced<'_> {
     fn advance(&mut self, peers: &mut Peers) -> Moved {
         let mut moved = false;
         let own = self.slice(self.plan.rank);
-        for rank in 0..peers.len() {
-            let theirs = self.slice(rank);
-            let Some(peer) = &mut peers[rank] else {
-                continue;
-            };
+        for peer in peers.iter_mut().flatten() {
+            let theirs = self.slice(peer.rank);
             if peer.sending() == 1 {
                 moved |= peer.send(&self.data[theirs.clone()], theirs.len())?;
             }

@@ -49,24 +49,23 @@ fn communicators(world_size: usize, kind: Kind) -> Vec<Communicator> {
     let mut links: Vec<Vec<Option<Link>>> = (0..world_size)
         .map(|_| (0..world_size).map(|_| None).collect())
         .collect();
-    for one in 0..world_size {
-        for other in 0..one {
-            let (first, second) = if kind.shares_memory(one, other) {
-                let link = |from: usize, to: usize| {
-                    let (peer, own) = (&segments[to].mapping, &segments[from].mapping);
-                    Link::SharedMemory(SharedMemoryLink::new((peer, from), (own, to)).unwrap())
-                };
-                (link(one, other), link(other, one))
-            } else {
-                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-                let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-                let (accepted, _) = listener.accept().unwrap();
-                let link = |stream| Link::Tcp(Box::new(TcpLink::new(stream).unwrap()));
-                (link(stream), link(accepted))
+    let pairs = (0..world_size).flat_map(|one| (0..one).map(move |other| (one, other)));
+    for (one, other) in pairs {
+        let (first, second) = if kind.shares_memory(one, other) {
+            let link = |from: usize, to: usize| {
+                let (peer, own) = (&segments[to].mapping, &segments[from].mapping);
+                Link::SharedMemory(SharedMemoryLink::new((peer, from), (own, to)).unwrap())
             };
-            links[one][other] = Some(first);
-            links[other][one] = Some(second);
-        }
+            (link(one, other), link(other, one))
+        } else {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            let link = |stream| Link::Tcp(Box::new(TcpLink::new(stream).unwrap()));
+            (link(stream), link(accepted))
+        };
+        links[one][other] = Some(first);
+        links[other][one] = Some(second);
     }
     links
         .into_iter()

@@ -80,10 +80,8 @@ impl TcpLink {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        // A peer may be busy for long without reading, which a limit on
-        // unacknowledged time would take for its death; the store watches over
-        // the peers' hosts.
-        rustix::net::sockopt::set_tcp_user_timeout(&stream, 0)?;
+        // No limit on unacknowledged time: a peer may be busy for long without
+        // reading. The store watches over the peers' hosts.
         // The socket buffers are left to the kernel, which lets them grow to
         // megabytes as needed; one that asks for a size gets less, for good.
         Ok(Self {

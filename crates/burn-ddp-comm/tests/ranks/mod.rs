@@ -24,6 +24,8 @@ pub(crate) struct Spec {
     pub(crate) timeout: Duration,
     /// Rank 0 hosts the store, not the parent.
     pub(crate) rank_0_hosts: bool,
+    /// A rank that can't make shared memory.
+    pub(crate) memoryless: Option<usize>,
     /// Tells jobs of one test apart that are alike otherwise.
     pub(crate) case: usize,
 }
@@ -35,6 +37,7 @@ impl Spec {
             tcp,
             timeout: Duration::from_secs(120),
             rank_0_hosts: false,
+            memoryless: None,
             case: 0,
         }
     }
@@ -154,6 +157,7 @@ impl Job {
                 .unwrap(),
         };
         let dir = tempfile::tempdir().unwrap();
+        let program = &std::env::current_exe().unwrap();
         let children = (0..spec.world_size)
             .map(|rank| {
                 let rank = Rank {
@@ -163,7 +167,17 @@ impl Job {
                     secret: secret.to_hex(),
                     dir: dir.path().to_owned(),
                 };
-                let child = Command::new(std::env::current_exe().unwrap())
+                let mut command = match spec.memoryless {
+                    // A limit on the size of files holds for anonymous ones too.
+                    Some(memoryless) if memoryless == rank.rank => {
+                        let mut shell = Command::new("sh");
+                        let script = "trap '' XFSZ; ulimit -f 64; exec \"$@\"";
+                        shell.args(["-c", script, "sh"]).arg(program);
+                        shell
+                    }
+                    _ => Command::new(program),
+                };
+                let child = command
                     .args(["--exact", name, "--nocapture"])
                     .env(VARIABLE, serde_json::to_string(&rank).unwrap())
                     .stdin(Stdio::null())
