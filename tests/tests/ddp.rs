@@ -71,6 +71,11 @@ fn half_precision_gradients_keep_their_dtype() {
 }
 
 #[test]
+fn adapters_stay_adapters() {
+    everywhere("lora");
+}
+
+#[test]
 fn a_module_in_validation_is_only_called() {
     everywhere("validation");
 }

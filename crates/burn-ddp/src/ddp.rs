@@ -74,7 +74,7 @@ impl DdpConfig {
     ///
     /// Those of [`Ddp::new`].
     pub fn init<M: Module>(&self, module: M, group: &ProcessGroup) -> Result<Ddp<M>> {
-        let module = module.materialize();
+        // Listing the parameters makes those that were not made yet.
         let parameters = parameters::list(&module);
         parameters::check_agreement(&parameters, group)?;
         parameters::check_distinct(&parameters)?;

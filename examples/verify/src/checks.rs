@@ -36,10 +36,17 @@ const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// Every rank computes the one process's part too, on the samples of all ranks.
 /// The loss of rank `broken`, if given, is wrong, so that the comparison fails.
 /// Collective: every rank gets the same report.
-pub(crate) fn run(group: &ProcessGroup, broken: Option<usize>) -> Result<Report> {
-    let device = burn_ddp::device(group)?.autodiff();
+pub(crate) fn run(
+    group: &ProcessGroup,
+    kind: &'static str,
+    device: Device,
+    broken: Option<usize>,
+) -> Result<Report> {
     device.seed(SEED);
     let single = Network::new(&device);
+    // Burn makes parameters when they are first used; these are wanted now, from
+    // this seed.
+    parameters(&single)?;
     let initial = if group.is_main() {
         single.clone()
     } else {
@@ -70,7 +77,7 @@ pub(crate) fn run(group: &ProcessGroup, broken: Option<usize>) -> Result<Report>
         accumulated_gradients.check("accumulation"),
         parameters.check("20 optimizer steps"),
         checker.replicas()?,
-        devices(group),
+        devices(group, kind),
         Check {
             name: "set-up",
             pass: setup < SETUP_LIMIT,
@@ -79,7 +86,7 @@ pub(crate) fn run(group: &ProcessGroup, broken: Option<usize>) -> Result<Report>
     ];
     Ok(Report {
         world_size: group.world_size(),
-        device: "cpu",
+        device: kind,
         gradients,
         accumulated_gradients,
         parameters,
@@ -222,8 +229,16 @@ fn optimizer() -> ModuleOptimizer {
 
 /// Whether the ranks of this host have a device each. More ranks than cores are
 /// slow, not wrong.
-fn devices(group: &ProcessGroup) -> Check {
+fn devices(group: &ProcessGroup, kind: &str) -> Check {
     let ranks = group.local_world_size();
+    if kind != "cpu" {
+        // A rank without one has ended with an error before.
+        return Check {
+            name: "devices",
+            pass: true,
+            detail: format!("{ranks} ranks of {}, a GPU each", group.world_size()),
+        };
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let note = if ranks > cores {
         "; they share cores, which is slow, not wrong"

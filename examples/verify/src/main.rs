@@ -68,11 +68,18 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     ensure!(
-        options.device == DeviceKind::Cpu,
-        "this program was built without CUDA: verify the CPU with `--device cpu`"
+        options.device == DeviceKind::Cpu || cfg!(feature = "cuda"),
+        "this program was built without CUDA: build it with `--features cuda`, or verify the CPU \
+         with `--device cpu`"
     );
     let group = ProcessGroup::from_env()?;
-    let result = checks::run(&group, options.break_gradient)
+    let (kind, device) = match options.device {
+        DeviceKind::Cpu => ("cpu", burn_ddp::cpu()),
+        DeviceKind::Gpu => ("gpu", burn_ddp::cuda_device(&group)),
+    };
+    let result = device
+        .map_err(anyhow::Error::from)
+        .and_then(|device| checks::run(&group, kind, device.autodiff(), options.break_gradient))
         .and_then(|report| publish(options, &group, &report));
     match result {
         Ok(0) => Ok(()),

@@ -36,6 +36,7 @@ fn case(name: &str) -> Case {
         "overlap" => syncing::overlap,
         "sum" => syncing::sum,
         "half" => syncing::half,
+        "lora" => syncing::lora,
         "validation" => syncing::validation,
         "bypass" => failing::bypass,
         "spent-pass" => failing::spent_pass,

@@ -1,7 +1,7 @@
 //! Cases in which ranks synchronise, against plain Burn on the union of their
 //! batches.
 
-use burn::module::Module;
+use burn::module::{Lora, Module};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_ddp::{Ddp, DdpConfig, ProcessGroup, Reduction};
@@ -310,4 +310,27 @@ pub(super) fn validation(group: &ProcessGroup, device: &Device) {
     let loss = trained.forward(|m| m.loss(shard(0, group, device)));
     let grads = trained.backward(loss).expect("healthy group");
     assert_eq!(grads.len(), 6);
+}
+
+/// Adapters stay adapters: they are trained, and the weights under them are not.
+pub(super) fn lora(group: &ProcessGroup, device: &Device) {
+    let adapted = Mlp::new(16, device).apply_lora(Lora::new(2, 4.0));
+    let tensors = values(&adapted).len();
+    let mut model = Ddp::new(adapted, group).expect("same module");
+    assert_eq!(values(&model).len(), tensors, "none was merged");
+    let mut optim = SgdConfig::new().init();
+    for step in 0..3 {
+        let baseline = model.clone().into_inner();
+        let loss = model.forward(|m| m.loss(shard(step, group, device)));
+        let grads = model.backward(loss).expect("healthy group");
+        let expected = plain_gradients(&baseline, baseline.loss(union(step, group, device)));
+        assert!(!expected.is_empty());
+        assert_close(
+            &gradients(&model, &grads),
+            &gradients(&baseline, &expected),
+            TOLERANCE,
+        );
+        model = optim.step(1e-1, model, grads);
+    }
+    model.verify_replicas().expect("equal replicas");
 }
