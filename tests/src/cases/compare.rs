@@ -64,7 +64,9 @@ pub fn assert_close(actual: &[Named], expected: &[Named], tolerance: f32) {
             _ => panic!("{path}: {actual:?} instead of {expected:?}"),
         };
         assert_eq!(actual.len(), expected.len(), "{path}");
-        let scale = expected.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let scale = expected
+            .iter()
+            .fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
         for (a, e) in actual.iter().zip(expected) {
             assert!(
                 (a - e).abs() <= tolerance * scale,

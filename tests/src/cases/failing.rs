@@ -155,7 +155,9 @@ pub(super) fn checkpoint(group: &ProcessGroup, device: &Device) {
     let mut optim = AdamConfig::new().init();
     let model = train(wrapped(group, device), &mut optim, 0..4);
     let mut checkpoints = Checkpointer::new(&directory, group).unwrap_or_else(|e| fail(&e));
-    checkpoints.save(4, &model, &optim, &4usize).expect("started");
+    checkpoints
+        .save(4, &model, &optim, &4usize)
+        .expect("started");
     checkpoints.finish().expect("written");
     group.barrier().expect("healthy group");
     let expected = values(&train(model, &mut optim, 4..8));

@@ -61,7 +61,10 @@ impl Cnn {
     /// A loss for images `[batch, 1, 6, 6]`.
     pub fn loss(&self, x: Tensor<4>) -> Tensor<1> {
         let x = self.norm.forward(self.conv.forward(x));
-        self.head.forward::<2>(x.flatten(1, 3)).powi_scalar(2).mean()
+        self.head
+            .forward::<2>(x.flatten(1, 3))
+            .powi_scalar(2)
+            .mean()
     }
 }
 

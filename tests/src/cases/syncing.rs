@@ -36,7 +36,9 @@ pub(super) fn parity(group: &ProcessGroup, device: &Device) {
         let config = DdpConfig::new()
             .with_first_bucket_bytes(bucket_bytes)
             .with_bucket_bytes(bucket_bytes);
-        let model = config.init(Mlp::new(32, device), group).expect("same module");
+        let model = config
+            .init(Mlp::new(32, device), group)
+            .expect("same module");
         let baseline = model.clone().into_inner();
         for step in 0..3 {
             let loss = model.forward(|m| m.loss(shard(step, group, device)));
@@ -225,7 +227,9 @@ pub(super) fn overlap(group: &ProcessGroup, device: &Device) {
     let config = DdpConfig::new()
         .with_first_bucket_bytes(1)
         .with_bucket_bytes(1);
-    let model = config.init(Mlp::new(32, device), group).expect("same module");
+    let model = config
+        .init(Mlp::new(32, device), group)
+        .expect("same module");
     let traversal = ["first", "second", "third"]
         .iter()
         .flat_map(|l| [format!("{l}.weight"), format!("{l}.bias")]);
@@ -250,7 +254,9 @@ pub(super) fn overlap(group: &ProcessGroup, device: &Device) {
 /// Gradients can be summed instead.
 pub(super) fn sum(group: &ProcessGroup, device: &Device) {
     let config = DdpConfig::new().with_reduction(Reduction::Sum);
-    let model = config.init(Mlp::new(16, device), group).expect("same module");
+    let model = config
+        .init(Mlp::new(16, device), group)
+        .expect("same module");
     let baseline = model.clone().into_inner();
     let loss = model.forward(|m| m.loss(shard(0, group, device)));
     let grads = model.backward(loss).expect("healthy group");
@@ -291,7 +297,10 @@ pub(super) fn half(group: &ProcessGroup, device: &Device) {
     let single = grads.get::<1>(inner.single.id).expect("a gradient");
     assert_eq!(single.dtype(), DType::F32);
     for grad in [half, single] {
-        let values = grad.into_data_as::<f32>().try_into_vec::<f32>().expect("f32");
+        let values = grad
+            .into_data_as::<f32>()
+            .try_into_vec::<f32>()
+            .expect("f32");
         assert_eq!(values, [expected; 2]);
     }
 }

@@ -147,7 +147,9 @@ impl Checkpointer {
     pub fn finish(&mut self) -> Result<Option<PathBuf>> {
         if let Some(thread) = self.writing.take() {
             let written = thread.join().unwrap_or_else(|_| {
-                Err(Error::environment("the thread that writes checkpoints panicked"))
+                Err(Error::environment(
+                    "the thread that writes checkpoints panicked",
+                ))
             })?;
             self.last = Some(written);
         }
@@ -273,7 +275,10 @@ where
 fn prepare(directory: &Path) -> Result<()> {
     let failed = |what: &str, error: io::Error| {
         Error::environment_from(
-            format!("can't {what} the checkpoint directory {}", directory.display()),
+            format!(
+                "can't {what} the checkpoint directory {}",
+                directory.display()
+            ),
             error,
         )
     };

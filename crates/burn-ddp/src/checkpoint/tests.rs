@@ -119,7 +119,9 @@ fn nothing_whole_is_an_error_that_names_everything() {
     for step in [1, 2] {
         fs::remove_file(dir.path().join(directory::name(step)).join(MODEL)).expect("writable");
     }
-    let error = load(dir.path(), &group).expect_err("both are damaged").to_string();
+    let error = load(dir.path(), &group)
+        .expect_err("both are damaged")
+        .to_string();
     assert!(error.contains("checkpoint-000000000001"), "{error}");
     assert!(error.contains("checkpoint-000000000002"), "{error}");
 
@@ -144,9 +146,13 @@ fn a_checkpoint_of_another_module_is_refused() {
 fn old_checkpoints_and_leftovers_go() {
     let (dir, group, model) = two_checkpoints();
     fs::create_dir(dir.path().join(".checkpoint-aside-1-9")).expect("writable");
-    let mut checkpoints = Checkpointer::new(dir.path(), &group).expect("writable").keep(1);
+    let mut checkpoints = Checkpointer::new(dir.path(), &group)
+        .expect("writable")
+        .keep(1);
     let optim = AdamConfig::new().init();
-    checkpoints.save(2, &model, &optim, &9u64).expect("writable");
+    checkpoints
+        .save(2, &model, &optim, &9u64)
+        .expect("writable");
     checkpoints.finish().expect("written");
     let names: Vec<_> = fs::read_dir(dir.path())
         .expect("readable")
@@ -177,5 +183,8 @@ fn a_failed_write_names_the_checkpoint() {
     let optim = AdamConfig::new().init();
     checkpoints.save(1, &model, &optim, &1u64).expect("started");
     let error = checkpoints.finish().expect_err("no directory");
-    assert!(error.to_string().contains("checkpoint-000000000001"), "{error}");
+    assert!(
+        error.to_string().contains("checkpoint-000000000001"),
+        "{error}"
+    );
 }
