@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 /// The values of one tensor, under the path of its parameter.
-pub type Named = (String, Option<Vec<f32>>);
+pub(crate) type Named = (String, Option<Vec<f32>>);
 
 struct Collector<'a> {
     path: Vec<String>,
@@ -43,18 +43,18 @@ fn collect<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Vec<Named>
 }
 
 /// The gradient of every parameter of `module`.
-pub fn gradients<M: Module>(module: &M, grads: &GradientsParams) -> Vec<Named> {
+pub(crate) fn gradients<M: Module>(module: &M, grads: &GradientsParams) -> Vec<Named> {
     collect(module, Some(grads))
 }
 
 /// The value of every parameter of `module`.
-pub fn values<M: Module>(module: &M) -> Vec<Named> {
+pub(crate) fn values<M: Module>(module: &M) -> Vec<Named> {
     collect(module, None)
 }
 
 /// Fails unless every tensor is within `tolerance` of the expected one, relative
 /// to the largest of its values.
-pub fn assert_close(actual: &[Named], expected: &[Named], tolerance: f32) {
+pub(crate) fn assert_close(actual: &[Named], expected: &[Named], tolerance: f32) {
     assert_eq!(actual.len(), expected.len());
     for ((path, actual), (expected_path, expected)) in actual.iter().zip(expected) {
         assert_eq!(path, expected_path);

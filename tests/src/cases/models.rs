@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 
 /// A multi-layer perceptron.
 #[derive(Module, Debug)]
-pub struct Mlp {
+pub(crate) struct Mlp {
     first: Linear,
     second: Linear,
     third: Linear,
@@ -16,7 +16,7 @@ pub struct Mlp {
 
 impl Mlp {
     /// A perceptron of `width` hidden units on 8 inputs and 3 outputs.
-    pub fn new(width: usize, device: &Device) -> Self {
+    pub(crate) fn new(width: usize, device: &Device) -> Self {
         Self {
             first: LinearConfig::new(8, width).init(device),
             second: LinearConfig::new(width, width).init(device),
@@ -26,14 +26,14 @@ impl Mlp {
     }
 
     /// Outputs `[batch, 3]` for inputs `[batch, 8]`.
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let x = self.relu.forward(self.first.forward(x));
         let x = self.relu.forward(self.second.forward(x));
         self.third.forward(x)
     }
 
     /// The mean square of the outputs' distance from a function of the inputs.
-    pub fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+    pub(crate) fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let target = x.clone().sum_dim(1).sin().repeat_dim(1, 3);
         (self.forward(x) - target).powi_scalar(2).mean()
     }
@@ -41,16 +41,16 @@ impl Mlp {
 
 /// A convolutional network with a batch normalisation.
 #[derive(Module, Debug)]
-pub struct Cnn {
+pub(crate) struct Cnn {
     conv: Conv2d,
     /// Its running mean and variance are buffers.
-    pub norm: BatchNorm,
+    pub(crate) norm: BatchNorm,
     head: Linear,
 }
 
 impl Cnn {
     /// A network on images of 6 × 6.
-    pub fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self {
             conv: Conv2dConfig::new([1, 4], [3, 3]).init(device),
             norm: BatchNormConfig::new(4).init(device),
@@ -59,7 +59,7 @@ impl Cnn {
     }
 
     /// A loss for images `[batch, 1, 6, 6]`.
-    pub fn loss(&self, x: Tensor<4>) -> Tensor<1> {
+    pub(crate) fn loss(&self, x: Tensor<4>) -> Tensor<1> {
         let x = self.norm.forward(self.conv.forward(x));
         self.head
             .forward::<2>(x.flatten(1, 3))
@@ -70,20 +70,20 @@ impl Cnn {
 
 /// A module whose parts take part in the loss or don't, as the caller says.
 #[derive(Module, Debug)]
-pub struct Branches {
+pub(crate) struct Branches {
     /// Always takes part.
-    pub trunk: Linear,
+    pub(crate) trunk: Linear,
     /// Takes part on some ranks.
-    pub sometimes: Linear,
+    pub(crate) sometimes: Linear,
     /// Takes part on none.
-    pub never: Linear,
+    pub(crate) never: Linear,
     /// Is frozen.
-    pub frozen: Param<Tensor<1>>,
+    pub(crate) frozen: Param<Tensor<1>>,
 }
 
 impl Branches {
     /// Three layers on 8 inputs, and a frozen vector.
-    pub fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self {
             trunk: LinearConfig::new(8, 8).init(device),
             sometimes: LinearConfig::new(8, 8).init(device),
@@ -93,7 +93,7 @@ impl Branches {
     }
 
     /// A loss in which the second layer takes part if asked for.
-    pub fn loss(&self, x: Tensor<2>, with_sometimes: bool) -> Tensor<1> {
+    pub(crate) fn loss(&self, x: Tensor<2>, with_sometimes: bool) -> Tensor<1> {
         let mut x = self.trunk.forward(x) * self.frozen.val().unsqueeze();
         if with_sometimes {
             x = self.sometimes.forward(x);
@@ -103,7 +103,7 @@ impl Branches {
 }
 
 /// Rows `start..end` of an endless table of inputs, the same on every rank.
-pub fn rows(start: usize, end: usize, device: &Device) -> Tensor<2> {
+pub(crate) fn rows(start: usize, end: usize, device: &Device) -> Tensor<2> {
     let values: Vec<f32> = (start * 8..end * 8)
         .map(|i| ((i * 2_654_435_761 + 12_345) % 10_007) as f32 / 5_003.5 - 1.0)
         .collect();

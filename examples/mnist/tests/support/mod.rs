@@ -1,5 +1,8 @@
 //! Data and jobs for the tests.
 
+// Each test file uses its own part of this.
+#![allow(dead_code, unreachable_pub)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
