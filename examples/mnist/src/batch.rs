@@ -8,6 +8,8 @@ use crate::dataset::{Item, SIDE};
 /// Mean and standard deviation of MNIST's pixels, scaled to `0..=1`.
 const MEAN: f32 = 0.1307;
 const DEVIATION: f32 = 0.3081;
+/// A pixel of the background, normalised.
+pub(crate) const BACKGROUND: f32 = -MEAN / DEVIATION;
 
 /// Images and their labels.
 #[derive(Clone, Debug)]
@@ -51,7 +53,7 @@ mod tests {
         let batch = ImageBatcher.batch(vec![item(0, 3), item(255, 9)], &Device::flex());
         assert_eq!(batch.images.dims(), [2, 1, SIDE, SIDE]);
         let data = batch.images.into_data().try_into_vec::<f32>().unwrap();
-        assert!((data[0] + MEAN / DEVIATION).abs() < 1e-6);
+        assert!((data[0] - BACKGROUND).abs() < 1e-6);
         assert!((data[SIDE * SIDE] - (1.0 - MEAN) / DEVIATION).abs() < 1e-6);
         let labels: Vec<i64> = batch.labels.into_data().iter::<i64>().collect();
         assert_eq!(labels, [3, 9]);

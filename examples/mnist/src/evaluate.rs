@@ -90,7 +90,7 @@ impl Evaluator {
 /// highest at their label.
 fn correct(scores: Tensor<2>, labels: Tensor<1, Int>, valid: usize) -> i64 {
     let predicted: Tensor<1, Int> = scores.argmax(1).flatten(0, 1);
-    let hits = predicted.equal(labels).int().slice([0..valid]);
+    let hits = predicted.equal(labels).int().slice(0..valid);
     hits.sum().into_scalar()
 }
 

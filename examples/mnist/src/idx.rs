@@ -102,7 +102,7 @@ fn parse_plain<const D: usize>(mut bytes: impl Read) -> Result<Idx<D>, Problem> 
                 expected: D,
             });
         }
-        [0, 0, 0x09 | 0x0b..=0x0e, 1..] => return Err(Problem::ElementType(magic[2])),
+        [0, 0, 0x09 | 0x0b..=0x0e, 1..=u8::MAX] => return Err(Problem::ElementType(magic[2])),
         _ => return Err(Problem::Magic(magic)),
     }
     read_exactly(&mut bytes, 4 * D, 4 + 4 * D, &mut header)?;

@@ -1,6 +1,7 @@
 //! Trains a convolutional network on MNIST digits, data-parallel: one process
 //! per device, gradients averaged while the backward pass runs.
 
+mod augment;
 mod batch;
 mod checkpoints;
 mod dataset;
@@ -64,7 +65,7 @@ fn run(options: &Options) -> Result<()> {
 /// Shows the summary, and fails if it says that the run has. Collective.
 fn publish(options: &Options, group: &ProcessGroup, summary: Summary) -> Result<()> {
     let written = group.is_main().then(|| {
-        println!("\n{summary}");
+        print!("\n{summary}");
         write_json(options, &summary).map_err(|error| format!("{error:#}"))
     });
     group

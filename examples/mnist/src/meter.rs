@@ -83,8 +83,11 @@ impl Meter {
 
     /// The newest averages there are without waiting for the ones that are under
     /// way.
-    pub(crate) fn averages(&self) -> Option<Averages> {
-        self.averages
+    pub(crate) fn averages(&mut self) -> Result<Option<Averages>> {
+        if self.exchange.as_ref().is_some_and(Work::is_done) {
+            self.finish_exchange()?;
+        }
+        Ok(self.averages)
     }
 
     /// The averages of the last steps. Collective.
@@ -145,16 +148,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn averages_come_a_window_later_or_when_flushed() {
+    fn averages_are_of_a_window_and_come_when_they_are_there() {
         let mut meter = Meter::new(&ProcessGroup::single());
         let second = Duration::from_secs(1);
+        let first = (WINDOW as f64 - 1.0) / 2.0;
         for step in 0..2 * WINDOW {
             let loss = Tensor::from_floats([step as f32], &Device::flex());
             meter.record(loss, 8, 4 * second, second).unwrap();
+            if step + 1 == WINDOW {
+                let averages = meter.averages().unwrap().expect("an exchange ended");
+                assert_eq!((averages.loss, averages.wait_share), (first, 0.25));
+            }
         }
-        let first = (WINDOW as f64 - 1.0) / 2.0;
-        let averages = meter.averages().expect("one exchange has ended");
-        assert_eq!((averages.loss, averages.wait_share), (first, 0.25));
         let averages = meter.flush().unwrap().expect("both have ended");
         assert_eq!(averages.loss, first + WINDOW as f64);
         assert_eq!(meter.recent_loss(), Some(first + WINDOW as f64));

@@ -1,10 +1,14 @@
 //! The network.
 
+use std::f64::consts::SQRT_2;
+
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Initializer, Linear, LinearConfig,
+};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
@@ -16,14 +20,17 @@ const CHANNELS: [usize; 2] = [16, 32];
 /// Side of the second convolution's output after pooling: 28 → 24 → 12 → 8 → 4.
 const POOLED_SIDE: usize = 4;
 const HIDDEN: usize = 128;
+const DROPOUT: f64 = 0.1;
 
-/// Two convolutions with pooling and two linear layers, after LeNet-5 (LeCun et
-/// al. 1998, "Gradient-based learning applied to document recognition"), with
-/// rectifiers and dropout.
+/// Two convolutions with batch normalisation and pooling and two linear layers,
+/// after LeNet-5 (LeCun et al. 1998, "Gradient-based learning applied to document
+/// recognition"), with rectifiers and dropout.
 #[derive(Module, Debug)]
 pub(crate) struct Cnn {
     conv1: Conv2d,
+    norm1: BatchNorm,
     conv2: Conv2d,
+    norm2: BatchNorm,
     pool: MaxPool2d,
     linear1: Linear,
     dropout: Dropout,
@@ -33,21 +40,37 @@ pub(crate) struct Cnn {
 impl Cnn {
     pub(crate) fn new(device: &Device) -> Self {
         let [first, second] = CHANNELS;
-        let pool = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]);
+        // He et al. 2015, "Delving deep into rectifiers".
+        let initializer = Initializer::KaimingNormal {
+            gain: SQRT_2,
+            fan_out_only: false,
+        };
+        let conv = |channels| {
+            Conv2dConfig::new(channels, [5, 5])
+                .with_initializer(initializer.clone())
+                .init(device)
+        };
+        let inputs = second * POOLED_SIDE * POOLED_SIDE;
         Self {
-            conv1: Conv2dConfig::new([1, first], [5, 5]).init(device),
-            conv2: Conv2dConfig::new([first, second], [5, 5]).init(device),
-            pool: pool.init(),
-            linear1: LinearConfig::new(second * POOLED_SIDE * POOLED_SIDE, HIDDEN).init(device),
-            dropout: DropoutConfig::new(0.25).init(),
+            conv1: conv([1, first]),
+            norm1: BatchNormConfig::new(first).init(device),
+            conv2: conv([first, second]),
+            norm2: BatchNormConfig::new(second).init(device),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            linear1: LinearConfig::new(inputs, HIDDEN)
+                .with_initializer(initializer)
+                .init(device),
+            dropout: DropoutConfig::new(DROPOUT).init(),
             linear2: LinearConfig::new(HIDDEN, CLASSES).init(device),
         }
     }
 
     /// A score per class, `[batch, CLASSES]`, for images `[batch, 1, SIDE, SIDE]`.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.conv1.forward(images)));
-        let x = self.pool.forward(relu(self.conv2.forward(x)));
+        let x = self.norm1.forward(self.conv1.forward(images));
+        let x = self.pool.forward(relu(x));
+        let x = self.norm2.forward(self.conv2.forward(x));
+        let x = self.pool.forward(relu(x));
         let x = relu(self.linear1.forward(x.flatten(1, 3)));
         self.linear2.forward(self.dropout.forward(x))
     }

@@ -25,10 +25,10 @@ pub(crate) struct Options {
 
     /// Peak learning rate: it rises to this over the first tenth of the run and
     /// falls to zero along a cosine
-    #[arg(long, default_value_t = 3e-3, value_name = "RATE", value_parser = positive)]
+    #[arg(long, default_value_t = 0.02, value_name = "RATE", value_parser = positive)]
     pub(crate) lr: f64,
 
-    /// Seed of initial parameters, order of images, and dropout
+    /// Seed of initial parameters, order and shift of images, and dropout
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) seed: u64,
 
@@ -94,9 +94,10 @@ impl Options {
 
     /// Checks what can be checked before the ranks meet.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        if self.device == DeviceKind::Gpu {
+        if self.device == DeviceKind::Gpu && !cfg!(feature = "cuda") {
             anyhow::bail!(
-                "this program was built without CUDA: train on the CPU with `--device cpu`"
+                "this program was built without CUDA: build it with `--features cuda`, or train \
+                 on the CPU with `--device cpu`"
             );
         }
         Ok(())
@@ -166,6 +167,7 @@ mod tests {
         }
     }
 
+    #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_gpu_is_refused_with_what_works() {
         let error = parse(&["--device", "gpu"]).unwrap().check();

@@ -9,7 +9,7 @@ use crate::dataset::Images;
 use crate::options::Options;
 
 /// All that a run needs to go on, besides its parameters and the optimizer's
-/// state: order of images, dropout and learning rate are functions of it.
+/// state: order and shift of images, dropout and learning rate are functions of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunState {
     /// The epoch that is under way.
@@ -64,8 +64,8 @@ impl RunState {
         (self.epoch as f64 + epochs) / self.epochs as f64
     }
 
-    /// The seed of `rank`'s dropout in the coming step.
-    pub(crate) fn dropout_seed(&self, rank: usize) -> u64 {
+    /// The seed of `rank`'s dropout and shift in the coming step.
+    pub(crate) fn step_seed(&self, rank: usize) -> u64 {
         [rank as u64, self.epoch as u64, self.position as u64]
             .into_iter()
             .fold(self.seed, |hash, word| mix(hash ^ mix(word)))
@@ -165,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_and_step_drops_other_units() {
+    fn every_rank_and_step_has_another_seed() {
         let mut seeds = HashSet::new();
         for epoch in 0..5 {
             for step in 0..20 {
                 let mut state = state();
                 (state.epoch, state.position) = (epoch, step * 20);
-                seeds.extend((0..4).map(|rank| state.dropout_seed(rank)));
+                seeds.extend((0..4).map(|rank| state.step_seed(rank)));
             }
         }
         assert_eq!(seeds.len(), 5 * 20 * 4);

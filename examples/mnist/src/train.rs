@@ -12,16 +12,16 @@ use burn_ddp::{Checkpointer, Ddp, ErrorKind, ProcessGroup};
 use burn_ddp_data::{Remainder, ShardedDataLoader};
 
 use crate::batch::{Batch, ImageBatcher};
-use crate::dataset::{self, Images, Item};
+use crate::dataset::{self, Item};
 use crate::evaluate::{Evaluator, Score};
 use crate::meter::Meter;
 use crate::model::Cnn;
-use crate::options::Options;
+use crate::options::{DeviceKind, Options};
 use crate::progress::Progress;
 use crate::run_state::RunState;
 use crate::schedule::learning_rate;
 use crate::summary::{RankReport, Run, Summary};
-use crate::{checkpoints, memory};
+use crate::{augment, checkpoints, memory};
 
 /// Trains and evaluates; every rank of `group` does its part. Returns the
 /// summary, the same on every rank but for the checkpoint, which rank 0 knows.
@@ -31,7 +31,10 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<Summary> 
     let images = images.truncate(options.limit.unwrap_or(usize::MAX));
     let fresh = RunState::new(options, &images);
 
-    let plain = burn_ddp::device(group)?;
+    let plain = match options.device {
+        DeviceKind::Cpu => burn_ddp::cpu()?,
+        DeviceKind::Gpu => burn_ddp::cuda_device(group)?,
+    };
     let device = plain.clone().autodiff();
     device.seed(options.seed);
     let mut model = Ddp::new(Cnn::new(&device), group)?;
@@ -156,8 +159,10 @@ impl Trainer<'_> {
         );
         let mut started = Instant::now();
         for batch in self.loader.epoch_from(state.epoch, state.position) {
-            let batch = batch?;
-            self.device.seed(state.dropout_seed(self.group.rank()));
+            let mut batch = batch?;
+            let seed = state.step_seed(self.group.rank());
+            self.device.seed(seed);
+            batch.images = augment::shift(batch.images, seed);
             let rate = learning_rate(options.lr, state.progress(global_batch));
 
             let loss = model.forward(|m| m.loss(batch));
@@ -171,10 +176,10 @@ impl Trainer<'_> {
             self.meter
                 .record(value, options.batch_size, now - started, wait)?;
             started = now;
-            progress.update(state.position, self.meter.averages());
+            progress.update(state.position, self.meter.averages()?);
             let due = options
                 .checkpoint_every
-                .is_some_and(|n| state.step % n as u64 == 0);
+                .is_some_and(|n| state.step.is_multiple_of(n as u64));
             if due && state.position < self.images {
                 checkpoints.save(state.step, &model, &self.optim, state)?;
             }
@@ -200,7 +205,7 @@ impl Trainer<'_> {
     fn describe(&self, model: &Ddp<Cnn>) {
         if self.group.is_main() {
             eprintln!(
-                "training {} parameters on {} images: {} ranks, batches of {} each",
+                "training {} parameters on {} images: world size {}, batches of {} per rank",
                 model.num_params(),
                 self.images,
                 self.group.world_size(),

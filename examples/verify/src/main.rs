@@ -95,7 +95,7 @@ fn run(options: &Options) -> Result<()> {
 /// Shows the report; returns how many checks failed. Collective.
 fn publish(options: &Options, group: &ProcessGroup, report: &Report) -> Result<usize> {
     let written = group.is_main().then(|| {
-        println!("{report}");
+        print!("{report}");
         match &options.json {
             Some(path) => write_json(path, report).map_err(|error| format!("{error:#}")),
             None => Ok(()),
