@@ -7,6 +7,14 @@ use burn_ddp_comm::Work;
 
 use crate::{Error, ProcessGroup, Result};
 
+/// Brings the buffers of `module` up to date: until its next forward pass, Burn's
+/// `RunningState` keeps the last update beside the value that records and
+/// visitors see.
+pub(crate) fn settle<M: Module>(module: &M) {
+    // Switching to validation merges it, in the module that is switched too.
+    let _ = module.valid();
+}
+
 /// Which tensors of a module are buffers.
 pub(crate) struct Buffers {
     /// By position among the module's float tensors.
@@ -24,8 +32,7 @@ impl Buffers {
     /// change no other. So each candidate of a clone is replaced by an empty
     /// tensor, and the buffers are those that the module then sees empty.
     pub(crate) fn find<M: Module>(module: &M) -> Self {
-        // Merges updates that other threads have left.
-        let _ = module.valid();
+        settle(module);
         let mut swapper = Swapper::default();
         let _ = module.clone().map(&mut swapper);
         let mut finder = Finder::default();
@@ -42,10 +49,13 @@ impl Buffers {
         module: &M,
         group: &ProcessGroup,
     ) -> Result<PendingBuffers> {
-        if self.positions.is_empty() || group.world_size() == 1 {
+        if self.positions.is_empty() {
             return Ok(PendingBuffers(None));
         }
-        let _ = module.valid();
+        settle(module);
+        if group.world_size() == 1 {
+            return Ok(PendingBuffers(None));
+        }
         let mut reader = Reader {
             positions: &self.positions,
             next: 0,

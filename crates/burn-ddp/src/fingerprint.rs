@@ -36,6 +36,7 @@ fn digests<M: Module>(module: &M) -> Result<Vec<(String, [u8; 32])>> {
 
 /// Compares `module` over the ranks of `group`. Collective.
 pub(crate) fn verify<M: Module>(module: &M, group: &ProcessGroup) -> Result<Fingerprint> {
+    crate::buffers::settle(module);
     let digests = digests(module)?;
     let mut hasher = Sha256::new();
     for (path, digest) in &digests {

@@ -43,7 +43,7 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<Summary> 
     let mut checkpoints = checkpoints::open(options, group)?;
     let mut state = fresh.clone();
     if options.resume {
-        (model, optim, state) = resume(&checkpoints, model, optim, &fresh, group)?;
+        (model, optim, state) = resume(&mut checkpoints, model, optim, &fresh, group)?;
     }
 
     let images = Arc::new(images);
@@ -95,7 +95,7 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<Summary> 
 
 /// Goes on from the newest checkpoint that is whole.
 fn resume(
-    checkpoints: &Checkpointer,
+    checkpoints: &mut Checkpointer,
     model: Ddp<Cnn>,
     optim: ModuleOptimizer,
     fresh: &RunState,

@@ -107,6 +107,7 @@ impl Checkpointer {
             return Ok(());
         }
         self.finish()?;
+        crate::buffers::settle(model);
         let record = |error| Error::environment_from("can't make a record for a checkpoint", error);
         let model = model.clone().into_record().into_bytes().map_err(record)?;
         let optimizer = optimizer.into_bytes().map_err(record)?;
@@ -139,7 +140,7 @@ impl Checkpointer {
     }
 
     /// Waits for the checkpoint that is being written, and returns the path of
-    /// the last one; on other ranks than 0, `None`.
+    /// the last one that was saved or loaded; on other ranks than 0, `None`.
     ///
     /// # Errors
     ///
@@ -163,13 +164,15 @@ impl Checkpointer {
     ///
     /// On every rank, an environment error when there is no checkpoint, or none
     /// that is whole: then it says what is wrong with each.
-    pub fn load<S: DeserializeOwned>(&self) -> Result<Restored<S>> {
+    pub fn load<S: DeserializeOwned>(&mut self) -> Result<Restored<S>> {
+        self.finish()?;
         let found = on_main(&self.group, || read_newest(&self.directory))?;
         for damaged in &found.skipped {
             if self.group.is_main() {
                 tracing::warn!("skipped a damaged checkpoint: {damaged}");
             }
         }
+        self.last = self.group.is_main().then(|| found.path.clone());
         let mut files = found.files;
         let mut take = |name: &str| {
             files.remove(name).ok_or_else(|| {

@@ -75,6 +75,31 @@ fn training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() {
     assert_eq!(weights(&train(resumed, &mut optim, 3)), expected);
 }
 
+/// The last update of a running statistic is saved with it.
+#[test]
+fn running_statistics_are_saved_as_they_are() {
+    use burn::nn::BatchNormConfig;
+
+    let dir = TempDir::new().expect("a temporary directory");
+    let group = ProcessGroup::single();
+    let new = || Ddp::new(BatchNormConfig::new(2).init(&device()), &group).expect("one rank");
+    let (model, optim) = (new(), AdamConfig::new().init());
+    let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 8.0]], &device());
+    let loss = model.forward(|m| m.forward(x).mean());
+    // Saved without a backward pass too, which would bring it up to date.
+    let mut checkpoints = Checkpointer::new(dir.path(), &group).expect("writable");
+    checkpoints.save(1, &model, &optim, &()).expect("writable");
+    let restored = checkpoints.load::<()>().expect("whole");
+    let (loaded, _) = restored.apply(new(), optim).expect("the same module");
+    let mean = |model: &Ddp<burn::nn::BatchNorm>| {
+        let mean = model.clone().into_inner().running_mean.value_sync();
+        mean.into_data().try_into_vec::<f32>().expect("f32")
+    };
+    assert_ne!(mean(&model), [0.0, 0.0]);
+    assert_eq!(mean(&loaded), mean(&model));
+    drop(loss);
+}
+
 #[test]
 fn any_damage_is_named_and_the_checkpoint_before_is_taken() {
     let files = [MODEL, OPTIMIZER, STATE, manifest::MANIFEST];
