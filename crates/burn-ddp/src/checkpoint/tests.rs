@@ -103,7 +103,8 @@ fn running_statistics_are_saved_as_they_are() {
 #[test]
 fn any_damage_is_named_and_the_checkpoint_before_is_taken() {
     let files = [MODEL, OPTIMIZER, STATE, manifest::MANIFEST];
-    let damages: [(&str, fn(&Path)); 4] = [
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 4] = [
         ("truncated", |file| {
             let contents = fs::read(file).expect("readable");
             fs::write(file, &contents[..contents.len() / 2]).expect("writable");
