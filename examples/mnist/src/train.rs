@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use burn::data::dataset::Dataset;
-use burn::module::Module;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
 use burn_ddp::{Checkpointer, Ddp, ErrorKind, ProcessGroup};
@@ -15,7 +14,7 @@ use crate::batch::{Batch, ImageBatcher};
 use crate::dataset::{self, Item};
 use crate::evaluate::{Evaluator, Score};
 use crate::meter::Meter;
-use crate::model::Cnn;
+use crate::model::{Cnn, trainable_parameters};
 use crate::options::{DeviceKind, Options};
 use crate::progress::Progress;
 use crate::run_state::RunState;
@@ -81,7 +80,7 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<Summary> 
     let checkpoint = checkpoints.finish()?;
     let run = Run {
         device: options.device,
-        parameters: model.num_params(),
+        parameters: trainable_parameters(&model),
         correct: score.correct,
         test_images: score.images,
         epochs: state.epoch,
@@ -206,7 +205,7 @@ impl Trainer<'_> {
         if self.group.is_main() {
             eprintln!(
                 "training {} parameters on {} images: world size {}, batches of {} per rank",
-                model.num_params(),
+                trainable_parameters(model),
                 self.images,
                 self.group.world_size(),
                 self.options.batch_size
