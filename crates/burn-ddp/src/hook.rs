@@ -39,14 +39,6 @@ impl fmt::Debug for HookTarget {
     }
 }
 
-/// What becomes of a gradient at its hook.
-enum Delivery {
-    /// It was taken: its memory can be freed.
-    Taken,
-    /// It goes on to the parameter, to be read after the backward pass.
-    Passed,
-}
-
 /// The hook as a Burn backend extension.
 #[backend_extension(
     Autodiff,
@@ -88,29 +80,31 @@ impl<B: Backend> Backward<B, 1> for Hook {
         let [parent] = ops.parents;
         let grad = grads.consume::<B>(&ops.node);
         let HookTarget { pass, parameter } = ops.state;
-        match deliver::<B>(&pass, parameter, &grad) {
-            Delivery::Taken => {}
-            Delivery::Passed => {
-                if let Some(parent) = parent {
-                    grads.register::<B>(parent.id, grad);
-                }
-            }
+        // A gradient that is taken is not passed on, so that its memory is freed.
+        if let (Some(grad), Some(parent)) = (deliver::<B>(&pass, parameter, grad), parent) {
+            grads.register::<B>(parent.id, grad);
         }
     }
 }
 
-fn deliver<B: Backend>(pass: &Pass, parameter: usize, grad: &FloatTensor<B>) -> Delivery {
+/// Hands a gradient over; returns one that can only be read after the backward
+/// pass.
+fn deliver<B: Backend>(
+    pass: &Pass,
+    parameter: usize,
+    grad: FloatTensor<B>,
+) -> Option<FloatTensor<B>> {
     if !pass.gradients_are_eager() {
         pass.seen(parameter);
-        return Delivery::Passed;
+        return Some(grad);
     }
-    // On an eager backend the future is ready and the data shares the tensor's
-    // memory.
-    match burn::tensor::read_sync(B::float_into_data(grad.clone())) {
+    // On an eager backend the future is ready, and the only owner's data are
+    // moved, not copied.
+    match burn::tensor::read_sync(B::float_into_data(grad)) {
         Ok(data) => pass.ready(parameter, data),
         Err(error) => pass.failed(Error::environment_from("can't read a gradient", error)),
     }
-    Delivery::Taken
+    None
 }
 
 impl<B: Backend, C: CheckpointStrategy> GradHook for Autodiff<B, C> {
