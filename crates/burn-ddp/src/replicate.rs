@@ -151,47 +151,39 @@ struct Setter {
     values: std::vec::IntoIter<TensorData>,
 }
 
+impl Setter {
+    fn next_id(&mut self, own: ParamId) -> ParamId {
+        self.ids.next().map_or(own, ParamId::from)
+    }
+
+    /// The next value, on the device of `own`.
+    fn next_value<const D: usize, K: Basic>(&mut self, own: &Tensor<D, K>) -> Option<Tensor<D, K>> {
+        let data = self.values.next()?;
+        let dtype = data.dtype();
+        Some(Tensor::from_data(data, (&own.device(), dtype)))
+    }
+}
+
 impl ModuleMapper for Setter {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let id = self.ids.next().map_or(id, ParamId::from);
-        let tensor = match self.values.next() {
-            None => tensor,
-            Some(data) => {
-                let dtype = data.dtype();
-                Tensor::from_data(data, (&tensor.device(), dtype))
-                    .set_require_grad(tensor.is_require_grad())
-            }
-        };
-        Param::from_mapped_value(id, tensor, mapper)
+        let (id, own, mapper) = param.consume();
+        let value = self.next_value(&own);
+        let value = value.map(|value| value.set_require_grad(own.is_require_grad()));
+        Param::from_mapped_value(self.next_id(id), value.unwrap_or(own), mapper)
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, tensor, mapper) = param.consume();
-        let id = self.ids.next().map_or(id, ParamId::from);
-        let tensor = match self.values.next() {
-            None => tensor,
-            Some(data) => {
-                let dtype = data.dtype();
-                Tensor::from_data(data, (&tensor.device(), dtype))
-            }
-        };
-        Param::from_mapped_value(id, tensor, mapper)
+        let (id, own, mapper) = param.consume();
+        let value = self.next_value(&own).unwrap_or(own);
+        Param::from_mapped_value(self.next_id(id), value, mapper)
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        let (id, tensor, mapper) = param.consume();
-        let id = self.ids.next().map_or(id, ParamId::from);
-        let tensor = match self.values.next() {
-            None => tensor,
-            Some(data) => {
-                let dtype = data.dtype();
-                Tensor::from_data(data, (&tensor.device(), dtype))
-            }
-        };
-        Param::from_mapped_value(id, tensor, mapper)
+        let (id, own, mapper) = param.consume();
+        let value = self.next_value(&own).unwrap_or(own);
+        Param::from_mapped_value(self.next_id(id), value, mapper)
     }
 }
