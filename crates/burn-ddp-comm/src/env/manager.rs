@@ -11,8 +11,13 @@ pub(super) fn ranks(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
     open_mpi(reader).or_else(|| slurm(reader))
 }
 
-fn open_mpi(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
-    let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+/// Rank and world size where the two variables tell of several processes; each
+/// `None` where its value is no number, which `reader` has noted.
+fn place(
+    reader: &mut Reader<'_>,
+    rank: &'static str,
+    size: &'static str,
+) -> Option<(Option<usize>, Option<usize>)> {
     if !reader.is_set(rank) || !reader.is_set(size) {
         return None;
     }
@@ -20,7 +25,12 @@ fn open_mpi(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
     if world_size == Some(1) {
         return None;
     }
-    let number = reader.number(rank);
+    Some((reader.number(rank), world_size))
+}
+
+fn open_mpi(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
+    let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+    let (number, world_size) = place(reader, rank, size)?;
     let local_rank = reader.number("OMPI_COMM_WORLD_LOCAL_RANK");
     let local_world_size = reader.number("OMPI_COMM_WORLD_LOCAL_SIZE");
     Some(complete(
@@ -34,14 +44,7 @@ fn open_mpi(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
 
 fn slurm(reader: &mut Reader<'_>) -> Option<Option<Ranks>> {
     let (rank, size) = ("SLURM_PROCID", "SLURM_NTASKS");
-    if !reader.is_set(rank) || !reader.is_set(size) {
-        return None;
-    }
-    let world_size = reader.number(size);
-    if world_size == Some(1) {
-        return None;
-    }
-    let number = reader.number(rank);
+    let (number, world_size) = place(reader, rank, size)?;
     let local_rank = reader.number("SLURM_LOCALID");
     let node = reader.number("SLURM_NODEID");
     let tasks = reader
