@@ -6,12 +6,39 @@ fn case(name: &str, ranks: usize) -> TestJob {
     TestJob::new(env!("CARGO_BIN_EXE_ddp-case"), ranks).arg(name)
 }
 
-/// Runs a case at several world sizes, over shared memory and over TCP.
+/// What a case is run on besides shared memory and Flex.
+fn settings() -> Vec<(&'static str, &'static str)> {
+    let mut settings = vec![
+        ("BURN_DDP_TRANSPORT", "tcp"),
+        // As on a device whose gradients are only read after the backward pass.
+        ("DDP_CASE_OVERLAP", "0"),
+    ];
+    if cfg!(feature = "ndarray") {
+        settings.push(("DDP_CASE_DEVICE", "ndarray"));
+    }
+    if cfg!(feature = "cpu") {
+        settings.push(("DDP_CASE_DEVICE", "cpu"));
+    }
+    settings
+}
+
+/// Runs a case at several world sizes, and at one in every setting.
 fn everywhere(name: &str) {
     for ranks in [1, 2, 3] {
         case(name, ranks).succeed();
     }
-    case(name, 2).env("BURN_DDP_TRANSPORT", "tcp").succeed();
+    for (variable, value) in settings() {
+        case(name, 2).env(variable, value).succeed();
+    }
+}
+
+/// Runs a case that fails, on two ranks, in every setting.
+fn fail_everywhere(name: &str) -> Vec<RankOutput> {
+    let runs = settings().into_iter().map(|(variable, value)| {
+        let job = case(name, 2).env(variable, value);
+        job.run()
+    });
+    runs.flatten().chain(case(name, 2).run()).collect()
 }
 
 #[test]
@@ -108,7 +135,7 @@ fn assert_all_fail_with(outputs: &[RankOutput], text: &str) {
 
 #[test]
 fn a_backward_pass_around_the_wrapper_is_refused() {
-    for output in case("bypass", 2).run() {
+    for output in fail_everywhere("bypass") {
         assert_eq!(output.status.code(), Some(101), "{output:#?}");
         let hint = "call `model.backward(loss)` instead";
         assert!(output.stderr.contains(hint), "{output:#?}");
@@ -117,7 +144,7 @@ fn a_backward_pass_around_the_wrapper_is_refused() {
 
 #[test]
 fn a_forward_pass_serves_one_backward_pass() {
-    for output in case("spent-pass", 2).run() {
+    for output in fail_everywhere("spent-pass") {
         assert_eq!(output.status.code(), Some(101), "{output:#?}");
         assert!(output.stderr.contains("already"), "{output:#?}");
     }

@@ -29,6 +29,7 @@ use crate::{Error, ProcessGroup, Result, gradients, parameters, replicate};
 pub struct DdpConfig {
     sizes: BucketSizes,
     reduction: Reduction,
+    overlap: bool,
 }
 
 impl Default for DdpConfig {
@@ -38,7 +39,8 @@ impl Default for DdpConfig {
 }
 
 impl DdpConfig {
-    /// Buckets of 25 MiB, the first of 1 MiB; the mean over ranks.
+    /// Buckets of 25 MiB, the first of 1 MiB; the mean over ranks, computed while
+    /// the backward pass goes on.
     pub fn new() -> Self {
         Self {
             sizes: BucketSizes {
@@ -46,6 +48,7 @@ impl DdpConfig {
                 others: 25 << 20,
             },
             reduction: Reduction::Mean,
+            overlap: true,
         }
     }
 
@@ -68,6 +71,14 @@ impl DdpConfig {
         self
     }
 
+    /// Whether buckets are reduced while the backward pass goes on, where the
+    /// device allows it, or after it: to see what the overlap saves. Each rank
+    /// may choose; the averages are the same.
+    pub fn with_overlap(mut self, overlap: bool) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
     /// Wraps `module`; see [`Ddp::new`].
     ///
     /// # Errors
@@ -86,6 +97,7 @@ impl DdpConfig {
             group: group.clone(),
             reducer: Arc::new(Mutex::new(reducer)),
             buffers: Arc::new(buffers),
+            overlap: self.overlap,
             hooked: Mutex::new(None),
         })
     }
@@ -126,6 +138,7 @@ pub struct Ddp<M: Module> {
     group: ProcessGroup,
     reducer: Arc<Mutex<Reducer>>,
     buffers: Arc<Buffers>,
+    overlap: bool,
     /// The module with hooks on its parameters, for all forward passes until the
     /// next backward pass.
     hooked: Mutex<Option<Hooked<M>>>,
@@ -176,7 +189,8 @@ impl<M: Module> Ddp<M> {
         }
         let mut hooked = self.hooked.lock().unwrap_or_else(PoisonError::into_inner);
         let hooked = hooked.get_or_insert_with(|| {
-            let eager = self.module.devices().iter().all(crate::device::is_eager);
+            let devices = self.module.devices();
+            let eager = self.overlap && devices.iter().all(crate::device::is_eager);
             let pass = Arc::new(Pass::new(Arc::clone(&self.reducer), eager));
             let module = self.module.clone().map(&mut Hooker::new(Arc::clone(&pass)));
             Hooked { pass, module }
@@ -293,6 +307,7 @@ impl<M: Module> Ddp<M> {
             group: self.group.clone(),
             reducer: Arc::clone(&self.reducer),
             buffers: Arc::clone(&self.buffers),
+            overlap: self.overlap,
             hooked: Mutex::new(None),
         }
     }
@@ -305,6 +320,7 @@ impl<M: Module> Ddp<M> {
             group: self.group,
             reducer: self.reducer,
             buffers: self.buffers,
+            overlap: self.overlap,
         }
     }
 }

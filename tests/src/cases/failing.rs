@@ -9,11 +9,11 @@ use burn::tensor::Device;
 use burn_ddp::{Checkpointer, Ddp, ErrorKind, ProcessGroup};
 
 use super::compare::values;
-use super::fail;
 use super::models::{Mlp, rows};
+use super::{config, fail, wrap};
 
 fn wrapped(group: &ProcessGroup, device: &Device) -> Ddp<Mlp> {
-    Ddp::new(Mlp::new(16, device), group).unwrap_or_else(|error| fail(&error))
+    wrap(Mlp::new(16, device), group)
 }
 
 /// A backward pass around the wrapper is refused at once.
@@ -37,7 +37,7 @@ pub(super) fn spent_pass(group: &ProcessGroup, device: &Device) {
 /// Every rank says which parameter differs, and where.
 pub(super) fn different_models(group: &ProcessGroup, device: &Device) {
     let width = if group.rank() == 1 { 17 } else { 16 };
-    match Ddp::new(Mlp::new(width, device), group) {
+    match config().init(Mlp::new(width, device), group) {
         Ok(_) => unreachable!("rank 1's module is wider"),
         Err(error) => fail(&error),
     }
@@ -85,7 +85,7 @@ pub(super) fn missing_micro_batch(group: &ProcessGroup, device: &Device) {
 
 /// A parameter that was frozen when the module was wrapped is named.
 pub(super) fn changed_module(group: &ProcessGroup, device: &Device) {
-    let model = Ddp::new(Mlp::new(16, device).freeze(), group).expect("same module");
+    let model = wrap(Mlp::new(16, device).freeze(), group);
     let model = model.unfreeze();
     let loss = model.forward(|m| m.loss(rows(0, 4, device)));
     let error = model.backward(loss).expect_err("it was frozen");

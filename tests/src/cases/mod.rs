@@ -5,8 +5,9 @@ mod failing;
 mod models;
 mod syncing;
 
+use burn::module::Module;
 use burn::tensor::Device;
-use burn_ddp::ProcessGroup;
+use burn_ddp::{Ddp, DdpConfig, ProcessGroup};
 
 /// Runs the case `name`.
 pub fn run(name: &str) {
@@ -14,11 +15,39 @@ pub fn run(name: &str) {
         Ok(group) => group,
         Err(error) => fail(&error),
     };
-    let device = match burn_ddp::device(&group) {
-        Ok(device) => device.autodiff(),
-        Err(error) => fail(&error),
-    };
-    case(name)(&group, &device);
+    case(name)(&group, &device(&group).autodiff());
+}
+
+/// The device of `DDP_CASE_DEVICE`, or the one a program gets by default.
+fn device(group: &ProcessGroup) -> Device {
+    match std::env::var("DDP_CASE_DEVICE").as_deref() {
+        Err(_) => burn_ddp::device(group).unwrap_or_else(|error| fail(&error)),
+        Ok("flex") => Device::flex(),
+        #[cfg(feature = "ndarray")]
+        Ok("ndarray") => Device::ndarray(),
+        #[cfg(feature = "cpu")]
+        Ok("cpu") => Device::cpu(),
+        Ok(other) => panic!("built without the device {other}"),
+    }
+}
+
+/// Whether gradients are to be synchronised during the backward pass:
+/// everywhere but where the device or `DDP_CASE_OVERLAP=0` rules it out.
+fn overlaps() -> bool {
+    // Where operations run lazily, no gradient is there before the pass ends.
+    let lazy = std::env::var("DDP_CASE_DEVICE").as_deref() == Ok("cpu");
+    config() == DdpConfig::new() && !lazy
+}
+
+/// The configuration of a case that asks for nothing else.
+fn config() -> DdpConfig {
+    let overlap = std::env::var("DDP_CASE_OVERLAP").as_deref() != Ok("0");
+    DdpConfig::new().with_overlap(overlap)
+}
+
+/// Wraps a module, as every rank does alike.
+fn wrap<M: Module>(module: M, group: &ProcessGroup) -> Ddp<M> {
+    config().init(module, group).unwrap_or_else(|e| fail(&e))
 }
 
 type Case = fn(&ProcessGroup, &Device);

@@ -4,10 +4,11 @@
 use burn::module::{Lora, Module};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_ddp::{Ddp, DdpConfig, ProcessGroup, Reduction};
+use burn_ddp::{ProcessGroup, Reduction};
 
 use super::compare::{assert_close, gradients, values};
 use super::models::{Branches, Cnn, Mlp, rows};
+use super::{config, overlaps, wrap};
 
 const BATCH: usize = 6;
 /// Sums in another order: a few units in the last place.
@@ -33,7 +34,7 @@ fn plain_gradients<M: Module>(module: &M, loss: Tensor<1>) -> GradientsParams {
 /// size of the buckets, in the first step and after the buckets were rebuilt.
 pub(super) fn parity(group: &ProcessGroup, device: &Device) {
     for bucket_bytes in [1, 200, 25 << 20] {
-        let config = DdpConfig::new()
+        let config = config()
             .with_first_bucket_bytes(bucket_bytes)
             .with_bucket_bytes(bucket_bytes);
         let model = config
@@ -55,7 +56,7 @@ pub(super) fn parity(group: &ProcessGroup, device: &Device) {
 
 /// Twenty steps of Adam end where one process on all the data ends.
 pub(super) fn trajectory(group: &ProcessGroup, device: &Device) {
-    let mut model = Ddp::new(Mlp::new(32, device), group).expect("same module");
+    let mut model = wrap(Mlp::new(32, device), group);
     let mut baseline = model.clone().into_inner();
     let mut optim = AdamConfig::new().init();
     let mut plain = AdamConfig::new().init();
@@ -73,7 +74,7 @@ pub(super) fn trajectory(group: &ProcessGroup, device: &Device) {
 
 /// Micro-batches give the gradient of the batch they make up.
 pub(super) fn accumulation(group: &ProcessGroup, device: &Device) {
-    let model = Ddp::new(Mlp::new(16, device), group).expect("same module");
+    let model = wrap(Mlp::new(16, device), group);
     let baseline = model.clone().into_inner();
     for (round, micro_batches) in [1usize, 2, 5].into_iter().enumerate() {
         let steps = round * 10..round * 10 + micro_batches;
@@ -101,7 +102,7 @@ pub(super) fn accumulation(group: &ProcessGroup, device: &Device) {
 
 /// Parameters without a gradient contribute zero, and are named.
 pub(super) fn unused(group: &ProcessGroup, device: &Device) {
-    let mut model = Ddp::new(Branches::new(device), group).expect("same module");
+    let mut model = wrap(Branches::new(device), group);
     let mut optim = SgdConfig::new().init();
     for step in 0..3 {
         // On another rank in every step.
@@ -140,7 +141,7 @@ pub(super) fn unused(group: &ProcessGroup, device: &Device) {
 
 /// A loss from the inner module is synchronised too.
 pub(super) fn inner_forward(group: &ProcessGroup, device: &Device) {
-    let model = Ddp::new(Mlp::new(16, device), group).expect("same module");
+    let model = wrap(Mlp::new(16, device), group);
     let inner = model.clone().into_inner();
     for step in 0..2 {
         let grads = model
@@ -157,7 +158,7 @@ pub(super) fn inner_forward(group: &ProcessGroup, device: &Device) {
 
 /// Two forward passes may share one backward pass, and one may be for nothing.
 pub(super) fn two_forwards(group: &ProcessGroup, device: &Device) {
-    let model = Ddp::new(Mlp::new(16, device), group).expect("same module");
+    let model = wrap(Mlp::new(16, device), group);
     let baseline = model.clone().into_inner();
     let _ = model.forward(|m| m.loss(shard(7, group, device)));
     let first = model.forward(|m| m.loss(shard(0, group, device)));
@@ -177,7 +178,7 @@ pub(super) fn replicas(group: &ProcessGroup, device: &Device) {
     device.seed(group.rank() as u64);
     let own = Mlp::new(16, device);
     let before = values(&own);
-    let mut model = Ddp::new(own, group).expect("same module");
+    let mut model = wrap(own, group);
     let changed = values(&model) != before;
     assert_eq!(changed, !group.is_main(), "rank 0's values are everybody's");
     let fingerprint = model.verify_replicas().expect("equal replicas");
@@ -203,7 +204,7 @@ pub(super) fn replicas(group: &ProcessGroup, device: &Device) {
 
 /// Running statistics follow rank 0.
 pub(super) fn batch_norm(group: &ProcessGroup, device: &Device) {
-    let mut model = Ddp::new(Cnn::new(device), group).expect("same module");
+    let mut model = wrap(Cnn::new(device), group);
     let mut optim = SgdConfig::new().init();
     let start = model.verify_replicas().expect("equal replicas");
     for step in 0..4 {
@@ -224,9 +225,7 @@ pub(super) fn batch_norm(group: &ProcessGroup, device: &Device) {
 /// Buckets start while the backward pass goes on, in the order in which
 /// gradients become ready.
 pub(super) fn overlap(group: &ProcessGroup, device: &Device) {
-    let config = DdpConfig::new()
-        .with_first_bucket_bytes(1)
-        .with_bucket_bytes(1);
+    let config = config().with_first_bucket_bytes(1).with_bucket_bytes(1);
     let model = config
         .init(Mlp::new(32, device), group)
         .expect("same module");
@@ -241,7 +240,9 @@ pub(super) fn overlap(group: &ProcessGroup, device: &Device) {
         model.backward(loss).expect("healthy group");
         let stats = model.sync_stats();
         assert_eq!(stats.buckets, 6);
-        assert_eq!(stats.overlapped, 6, "all full before the pass ended");
+        if overlaps() {
+            assert_eq!(stats.overlapped, 6, "all full before the pass ended");
+        }
         assert!(stats.wait <= stats.backward);
     }
     let order = model.bucket_order();
@@ -253,7 +254,7 @@ pub(super) fn overlap(group: &ProcessGroup, device: &Device) {
 
 /// Gradients can be summed instead.
 pub(super) fn sum(group: &ProcessGroup, device: &Device) {
-    let config = DdpConfig::new().with_reduction(Reduction::Sum);
+    let config = config().with_reduction(Reduction::Sum);
     let model = config
         .init(Mlp::new(16, device), group)
         .expect("same module");
@@ -283,7 +284,7 @@ pub(super) fn half(group: &ProcessGroup, device: &Device) {
         half: Param::from_tensor(half),
         single: Param::from_tensor(Tensor::from_floats([3.0, 4.0], device)),
     };
-    let model = Ddp::new(module, group).expect("same module");
+    let model = wrap(module, group);
     let factor = (group.rank() + 1) as f32;
     let loss = model.forward(|m| {
         let half = m.half.val().mul_scalar(factor).sum();
@@ -307,7 +308,7 @@ pub(super) fn half(group: &ProcessGroup, device: &Device) {
 
 /// A module in validation is only called, and trains on afterwards.
 pub(super) fn validation(group: &ProcessGroup, device: &Device) {
-    let model = Ddp::new(Mlp::new(16, device), group).expect("same module");
+    let model = wrap(Mlp::new(16, device), group);
     let valid = model.valid();
     let plain = device.clone().without_autodiff();
     // Not collective: rank 0 alone may evaluate.
@@ -325,7 +326,7 @@ pub(super) fn validation(group: &ProcessGroup, device: &Device) {
 pub(super) fn lora(group: &ProcessGroup, device: &Device) {
     let adapted = Mlp::new(16, device).apply_lora(Lora::new(2, 4.0));
     let tensors = values(&adapted).len();
-    let mut model = Ddp::new(adapted, group).expect("same module");
+    let mut model = wrap(adapted, group);
     assert_eq!(values(&model).len(), tensors, "none was merged");
     let mut optim = SgdConfig::new().init();
     for step in 0..3 {
