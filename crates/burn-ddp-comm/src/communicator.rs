@@ -8,6 +8,7 @@ use crate::call::{Call, Header, describe_difference, name_ranks};
 use crate::collective::{Exchange, Peers};
 use crate::membership::Membership;
 use crate::peer::{Peer, Stop};
+use crate::scope::Scope;
 use crate::transport::Link;
 use crate::waiter::Waiter;
 use crate::{Error, Result};
@@ -23,8 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// The links of one rank and the state of its current collective.
 pub(crate) struct Communicator {
     rank: usize,
-    /// Tells the groups of a job apart.
-    group: u32,
+    scope: Arc<Scope>,
     /// Number of the last collective begun; the first is 1.
     sequence: u64,
     /// By rank; `None` at this rank's own place.
@@ -38,10 +38,10 @@ pub(crate) struct Communicator {
 
 impl Communicator {
     /// The communicator of a group of one.
-    pub(crate) fn single(membership: Arc<Membership>) -> Self {
+    pub(crate) fn single(scope: Arc<Scope>, membership: Arc<Membership>) -> Self {
         Self {
             rank: 0,
-            group: 0,
+            scope,
             sequence: 0,
             peers: vec![None],
             waiter: None,
@@ -51,11 +51,11 @@ impl Communicator {
         }
     }
 
-    /// Rank `rank`'s communicator of group `group`. `links` by rank, `None` at
+    /// The communicator of rank `rank` of a group. `links` by rank, `None` at
     /// the own place.
     pub(crate) fn new(
         rank: usize,
-        group: u32,
+        scope: Arc<Scope>,
         links: Vec<Option<Link>>,
         waiter: Waiter,
         membership: Arc<Membership>,
@@ -68,7 +68,7 @@ impl Communicator {
             .collect();
         Self {
             rank,
-            group,
+            scope,
             sequence: 0,
             peers,
             waiter: Some(waiter),
@@ -82,13 +82,18 @@ impl Communicator {
         self.rank
     }
 
+    /// This rank's number in the job.
+    pub(crate) fn job_rank(&self) -> usize {
+        self.scope.job_ranks[self.rank]
+    }
+
     pub(crate) fn world_size(&self) -> usize {
         self.peers.len()
     }
 
-    /// Number of the last collective begun.
-    pub(crate) fn sequence(&self) -> u64 {
-        self.sequence
+    /// What errors call the collective that `call` is to begin.
+    pub(crate) fn next_name(&self, call: &Call) -> String {
+        self.scope.name(call, self.sequence + 1)
     }
 
     /// Memory that collectives reuse from call to call.
@@ -114,7 +119,7 @@ impl Communicator {
     pub(crate) fn perform(&mut self, call: &Call, exchange: &mut impl Exchange) -> Result<()> {
         self.membership.check()?;
         self.sequence += 1;
-        let header = call.encode(self.group, self.sequence);
+        let header = call.encode(self.scope.id, self.sequence);
         for peer in self.peers.iter_mut().flatten() {
             let (outgoing, incoming) = exchange.segments(peer.rank);
             peer.begin(outgoing, incoming);
@@ -148,8 +153,10 @@ impl Communicator {
                 if moved {
                     waiter.moved();
                 } else {
-                    let membership = &self.membership;
-                    waiter.idle(peers, |rank| membership.has_left(rank))?;
+                    let (membership, scope) = (&self.membership, &self.scope);
+                    waiter.idle(peers, |peer| {
+                        peer.link.is_closed() || membership.has_left(scope.job_ranks[peer.rank])
+                    })?;
                 }
             }
         }
@@ -157,7 +164,7 @@ impl Communicator {
 
     /// The error that a stopped collective returns, recorded on all ranks.
     fn explain(&mut self, call: &Call, header: &Header, stop: Stop) -> Error {
-        let name = call.describe(self.sequence);
+        let name = self.scope.describe(call, self.sequence);
         let error = match stop {
             Stop::Fault => {
                 if let Some(error) = self.membership.error() {
@@ -166,10 +173,12 @@ impl Communicator {
                 Error::environment(format!("{name}: the group has failed"))
             }
             Stop::Failed(error) => error,
-            Stop::Left(ranks) => left(&name, &ranks),
+            Stop::Left(ranks) => left(&name, &self.scope.in_job(&ranks)),
             Stop::Deadline => self.missed_deadline(&name),
             Stop::Mismatch => self.different_calls(call, header),
-            Stop::Broken { rank, reason } => self.broken_link(&name, rank, &reason),
+            Stop::Broken { rank, reason } => {
+                self.broken_link(&name, self.scope.job_ranks[rank], &reason)
+            }
         };
         self.fail(error)
     }
@@ -177,7 +186,8 @@ impl Communicator {
     fn missed_deadline(&self, name: &str) -> Error {
         let ranks = |awaited: fn(&Peer) -> bool| -> Vec<usize> {
             let peers = self.peers.iter().flatten();
-            peers.filter(|p| awaited(p)).map(|p| p.rank).collect()
+            let ranks: Vec<usize> = peers.filter(|p| awaited(p)).map(|p| p.rank).collect();
+            self.scope.in_job(&ranks)
         };
         let limit = self.timeout.as_secs_f64();
         // Those that did not even begin are to blame, if there are any: the
@@ -234,22 +244,35 @@ impl Communicator {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
-        let mut calls = vec![(self.rank, *call, self.sequence)];
+        let mut calls = vec![(self.scope.job_ranks[self.rank], *call, self.sequence)];
         for peer in self.peers.iter().flatten() {
             let Some(header) = peer.header() else {
                 continue;
             };
-            let Some((call, sequence)) = Call::decode(header, self.group) else {
+            let rank = self.scope.job_ranks[peer.rank];
+            let Some((call, sequence)) = Call::decode(header, self.scope.id) else {
                 return Error::environment(format!(
-                    "{}: what arrived from rank {} is no message of this group",
-                    call.name(self.sequence),
-                    peer.rank
+                    "{}: what arrived from rank {rank} is no message of this group",
+                    self.scope.name(call, self.sequence)
                 ));
             };
-            calls.push((peer.rank, call, sequence));
+            calls.push((rank, call, sequence));
         }
         calls.sort_by_key(|&(rank, ..)| rank);
-        Error::usage(describe_difference(&calls))
+        Error::usage(self.scope.locate(describe_difference(&calls)))
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // Where the group has failed the others know better reasons, and where
+        // this rank panics they are about to.
+        if self.membership.error().is_some() || std::thread::panicking() {
+            return;
+        }
+        for peer in self.peers.iter().flatten() {
+            peer.link.close();
+        }
     }
 }
 

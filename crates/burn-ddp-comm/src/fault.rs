@@ -9,6 +9,16 @@ use crate::Error;
 
 type Waker = Box<dyn Fn() + Send + Sync>;
 
+/// Tells wakers apart, so that one can be [forgotten](Fault::forget).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WakerId(u64);
+
+#[derive(Default)]
+struct Wakers {
+    next: u64,
+    list: Vec<(u64, Waker)>,
+}
+
 /// The first error of a group, which poisons it.
 ///
 /// A wait checks [`is_set`](Self::is_set) and registers a waker that ends its
@@ -18,7 +28,7 @@ type Waker = Box<dyn Fn() + Send + Sync>;
 pub(crate) struct Fault {
     set: AtomicBool,
     error: OnceLock<Error>,
-    wakers: Mutex<Vec<Waker>>,
+    wakers: Mutex<Wakers>,
 }
 
 impl Fault {
@@ -50,7 +60,7 @@ impl Fault {
     pub(crate) fn set(&self, error: Error) -> Error {
         let first = self.error.get_or_init(|| error).clone();
         if !self.set.swap(true, Ordering::SeqCst) {
-            for waker in self.wakers().iter() {
+            for (_, waker) in &self.wakers().list {
                 waker();
             }
         }
@@ -58,17 +68,25 @@ impl Fault {
     }
 
     /// Calls `waker` when the group fails; at once if it already has.
-    pub(crate) fn on_set(&self, waker: impl Fn() + Send + Sync + 'static) {
+    pub(crate) fn on_set(&self, waker: impl Fn() + Send + Sync + 'static) -> WakerId {
         let mut wakers = self.wakers();
         // Checked under the lock that `set` takes to call the wakers, so that
         // none is missed.
         if self.set.load(Ordering::SeqCst) {
             waker();
         }
-        wakers.push(Box::new(waker));
+        let id = wakers.next;
+        wakers.next += 1;
+        wakers.list.push((id, Box::new(waker)));
+        WakerId(id)
     }
 
-    fn wakers(&self) -> MutexGuard<'_, Vec<Waker>> {
+    /// Drops a waker: the wait that it was for is over for good.
+    pub(crate) fn forget(&self, WakerId(id): WakerId) {
+        self.wakers().list.retain(|&(other, _)| other != id);
+    }
+
+    fn wakers(&self) -> MutexGuard<'_, Wakers> {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,5 +125,24 @@ mod tests {
             count.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(woken.load(Ordering::SeqCst), 2, "a late waker runs at once");
+    }
+
+    #[test]
+    fn a_forgotten_waker_is_dropped_and_not_called() {
+        let fault = Fault::new();
+        let kept = Arc::new(AtomicUsize::new(0));
+        let forgotten = Arc::new(AtomicUsize::new(0));
+        let [count, other] = [Arc::clone(&kept), Arc::clone(&forgotten)];
+        fault.on_set(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let id = fault.on_set(move || {
+            other.fetch_add(1, Ordering::SeqCst);
+        });
+        fault.forget(id);
+        assert_eq!(Arc::strong_count(&forgotten), 1, "what it held is free");
+        fault.set(Error::peer([1], "rank 1 died"));
+        assert_eq!(kept.load(Ordering::SeqCst), 1);
+        assert_eq!(forgotten.load(Ordering::SeqCst), 0);
     }
 }

@@ -18,6 +18,7 @@ mod process_group;
 mod reception;
 mod reduce;
 mod reduce_op;
+mod scope;
 mod secret;
 mod socket;
 mod store;

@@ -1,7 +1,10 @@
 //! The group of processes that train together.
 
+mod split;
+
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -12,14 +15,13 @@ use crate::engine::Engine;
 use crate::env::LaunchEnv;
 use crate::group_config::GroupConfig;
 use crate::membership::Membership;
+use crate::scope::Scope;
 use crate::store::StoreClient;
-use crate::transport::mesh;
+use crate::transport::mesh::{self, Mesh, Setup};
+use crate::transport::rendezvous::AtStore;
 use crate::waiter::Waiter;
 use crate::work::{Work, work};
 use crate::{Element, Error, ReduceOp, Result, Secret};
-
-/// Tells the groups of a job apart; this is the group of all its ranks.
-const GROUP: u32 = 0;
 
 /// How long a group that is being dropped lets queued operations go on.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
@@ -37,6 +39,10 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 ///
 /// A clone is another handle of the same group. When the last handle is
 /// dropped, this rank leaves the group.
+///
+/// [`split`](Self::split) makes groups of some of the ranks. They fail together
+/// with the group that they come from: a rank that has died is missed in all.
+/// Errors name ranks by their number in the job, in every group.
 #[derive(Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
@@ -44,11 +50,15 @@ pub struct ProcessGroup {
 
 struct Inner {
     rank: usize,
-    world_size: usize,
     local_rank: usize,
     local_world_size: usize,
+    scope: Arc<Scope>,
     membership: Arc<Membership>,
     engine: Engine,
+    /// How the job was set up; `None` in a world of one.
+    config: Option<GroupConfig>,
+    /// How often this group was split.
+    splits: AtomicU64,
     transport: String,
     setup_time: Duration,
 }
@@ -57,15 +67,23 @@ impl ProcessGroup {
     /// A group of this process alone, in which every operation works: no
     /// sockets, no threads.
     pub fn single() -> Self {
-        let membership = Arc::new(Membership::single());
+        let scope = Arc::new(Scope::world(1));
+        Self::alone(scope, Arc::new(Membership::single()), None)
+    }
+
+    /// A group of this process alone, in a job that may have other ranks.
+    fn alone(scope: Arc<Scope>, membership: Arc<Membership>, config: Option<GroupConfig>) -> Self {
+        let communicator = Communicator::single(Arc::clone(&scope), Arc::clone(&membership));
         Self {
             inner: Arc::new(Inner {
                 rank: 0,
-                world_size: 1,
                 local_rank: 0,
                 local_world_size: 1,
-                engine: Engine::new(Communicator::single(Arc::clone(&membership))),
+                scope,
+                engine: Engine::new(communicator),
                 membership,
+                config,
+                splits: AtomicU64::new(0),
                 transport: "no other ranks".to_owned(),
                 setup_time: Duration::ZERO,
             }),
@@ -104,9 +122,43 @@ impl ProcessGroup {
         let store = StoreClient::connect(&config.store())?;
         let secret = config.secret.clone().unwrap_or_else(Secret::none);
         let deadline = started + config.store_timeout;
-        let mesh = mesh::connect(&config, &secret, GROUP, &store, deadline)
-            .map_err(|error| store.fail(error))?;
-        let membership = Arc::new(Membership::new(store));
+        let scope = Arc::new(Scope::world(config.world_size));
+        let mesh = mesh::connect(&Setup {
+            rank: config.rank,
+            scope: &scope,
+            secret: &secret,
+            timeout: config.timeout,
+            force_tcp: config.force_tcp,
+            rendezvous: &AtStore {
+                store: &store,
+                deadline,
+            },
+            deadline,
+        })
+        .map_err(|error| store.fail(error))?;
+        let membership = Arc::new(Membership::new(config.rank, store));
+        let group = Self::connected(config.rank, scope, mesh, membership, config, started)?;
+        if group.is_main() {
+            tracing::info!(
+                "{} ranks; rank 0: {}; set up in {:.1} ms",
+                group.world_size(),
+                group.inner.transport,
+                group.inner.setup_time.as_secs_f64() * 1e3
+            );
+        }
+        Ok(group)
+    }
+
+    /// The group of rank `rank` over its links to the others. `config` is the
+    /// job's.
+    fn connected(
+        rank: usize,
+        scope: Arc<Scope>,
+        mesh: Mesh,
+        membership: Arc<Membership>,
+        config: GroupConfig,
+        started: Instant,
+    ) -> Result<Self> {
         let waiter = Waiter::new(
             config.timeout,
             Arc::clone(membership.fault()),
@@ -116,34 +168,31 @@ impl ProcessGroup {
         )
         .map_err(|error| membership.fail(error))?;
         let communicator = Communicator::new(
-            config.rank,
-            GROUP,
+            rank,
+            Arc::clone(&scope),
             mesh.links,
             waiter,
             Arc::clone(&membership),
             config.timeout,
         );
-        let setup_time = started.elapsed();
-        if config.rank == 0 {
-            tracing::info!(
-                "{} ranks; rank 0: {}; set up in {:.1} ms",
-                config.world_size,
-                mesh.summary,
-                setup_time.as_secs_f64() * 1e3
-            );
-        }
         Ok(Self {
             inner: Arc::new(Inner {
-                rank: config.rank,
-                world_size: config.world_size,
+                rank,
                 local_rank: config.local_rank,
                 local_world_size: config.local_world_size,
+                scope,
                 engine: Engine::new(communicator),
                 membership,
+                config: Some(config),
+                splits: AtomicU64::new(0),
                 transport: mesh.summary,
-                setup_time,
+                setup_time: started.elapsed(),
             }),
         })
+    }
+
+    pub(crate) fn membership(&self) -> &Membership {
+        &self.inner.membership
     }
 
     /// This process's number in the group: `0..world_size`.
@@ -153,7 +202,7 @@ impl ProcessGroup {
 
     /// The number of processes in the group.
     pub fn world_size(&self) -> usize {
-        self.inner.world_size
+        self.inner.scope.job_ranks.len()
     }
 
     /// This process's number among those of its host: `0..local_world_size`.
@@ -309,7 +358,7 @@ impl ProcessGroup {
     /// Fails the group on every rank: pending and later operations return a
     /// Peer error with this reason. For a rank that can't go on.
     pub fn abort(&self, reason: impl Into<String>) {
-        let rank = self.rank();
+        let rank = self.inner.membership.job_rank();
         self.fail(Error::peer(
             [rank],
             format!("rank {rank} aborted the group: {}", reason.into()),
@@ -353,7 +402,7 @@ impl ProcessGroup {
             let result = operation(communicator, &mut buffers);
             completion.complete(result.map(|()| buffers));
         });
-        let name = format!("ddp rank {}", self.rank());
+        let name = format!("ddp rank {}", self.inner.membership.job_rank());
         if let Err(error) = self.inner.engine.submit(name, job) {
             self.fail(error);
         }
@@ -368,7 +417,7 @@ impl ProcessGroup {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let rank = self.rank;
+        let rank = self.membership.job_rank();
         if std::thread::panicking() {
             // Only here: the others learn of the panic, and of its message, by
             // this rank's end.
@@ -394,7 +443,8 @@ impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProcessGroup")
             .field("rank", &self.inner.rank)
-            .field("world_size", &self.inner.world_size)
+            .field("name", &self.inner.scope.name)
+            .field("world_size", &self.world_size())
             .field("transport", &self.inner.transport)
             .field("error", &self.inner.membership.error())
             .finish_non_exhaustive()

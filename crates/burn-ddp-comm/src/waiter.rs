@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::collective::Peers;
-use crate::fault::Fault;
+use crate::fault::{Fault, WakerId};
 use crate::peer::{Peer, Stop};
 use crate::transport::shared_memory::Mapping;
 use crate::{Error, Result};
@@ -51,6 +51,8 @@ const BACKGROUND: Patience = Patience {
 pub(crate) struct Waiter {
     timeout: Duration,
     fault: Arc<Fault>,
+    /// What the fault wakes this waiter by.
+    waker: WakerId,
     /// This rank's segment, whose doorbell its local peers ring.
     segment: Option<Arc<Mapping>>,
     /// Ends a sleep on sockets when the group fails.
@@ -89,7 +91,7 @@ impl Waiter {
             .map_err(|error| Error::environment_from("could not create an eventfd", error))?
             .map(Arc::new);
         let (bell, event) = (segment.clone(), wake.clone());
-        fault.on_set(move || {
+        let waker = fault.on_set(move || {
             if let Some(segment) = &bell {
                 segment.doorbell().ring_always();
             }
@@ -101,6 +103,7 @@ impl Waiter {
         Ok(Self {
             timeout,
             fault,
+            waker,
             segment,
             wake,
             crowded,
@@ -132,7 +135,7 @@ impl Waiter {
     }
 
     /// Waits a little after a pass in which nothing moved. `has_left` says
-    /// whether a rank has left the group.
+    /// whether a peer has left the group.
     ///
     /// # Errors
     ///
@@ -140,7 +143,7 @@ impl Waiter {
     pub(crate) fn idle(
         &mut self,
         peers: &Peers,
-        has_left: impl Fn(usize) -> bool,
+        has_left: impl Fn(&Peer) -> bool,
     ) -> Result<(), Stop> {
         // One more pass follows: what a rank sent before it died completes a
         // collective that it had completed.
@@ -185,7 +188,7 @@ impl Waiter {
             peers
                 .iter()
                 .flatten()
-                .filter(|peer| Self::can_miss_end(peer) && has_left(peer.rank))
+                .filter(|peer| Self::can_miss_end(peer) && has_left(peer))
                 .map(|peer| peer.rank),
         );
         Ok(())
@@ -245,6 +248,7 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        self.fault.forget(self.waker);
         self.moved();
     }
 }

@@ -61,8 +61,8 @@ impl Communicator {
     /// Records that this rank's arguments are wrong, on all ranks: they would
     /// wait for this one otherwise.
     pub(super) fn refuse(&mut self, call: &Call, problem: &str) -> Error {
-        let name = call.name(self.sequence() + 1);
-        let rank = self.rank();
+        let name = self.next_name(call);
+        let rank = self.job_rank();
         self.fail(Error::usage(format!("{name} on rank {rank}: {problem}")))
     }
 }

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use crate::communicator::Communicator;
 use crate::fault::Fault;
 use crate::membership::Membership;
+use crate::scope::Scope;
 use crate::transport::Link;
 use crate::transport::shared_memory::{Layout, OwnSegment, SharedMemoryLink};
 use crate::transport::tcp::TcpLink;
@@ -78,7 +79,8 @@ fn communicators(world_size: usize, kind: Kind) -> Vec<Communicator> {
             let sockets = kind != Kind::SharedMemory;
             let waiter = Waiter::new(timeout, fault, segment, sockets, true).unwrap();
             let membership = Arc::new(Membership::single());
-            Communicator::new(rank, 9, links, waiter, membership, timeout)
+            let scope = Arc::new(Scope::world(world_size));
+            Communicator::new(rank, scope, links, waiter, membership, timeout)
         })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! Set-up of the links between all ranks.
 //!
-//! Each step but the last is an exchange through the store: every rank gives its
-//! part and gets the others'.
+//! Each step but the last is an exchange at a [rendezvous](Rendezvous): every rank
+//! gives its part and gets the others'.
 //!
 //! 1. Introductions: host identity, settings, listening address. All have to
 //!    agree on the settings.
@@ -20,12 +20,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Link;
+use super::rendezvous::Rendezvous;
 use super::shared_memory::{Announcement, Layout, Mapping, OwnSegment, SharedMemoryLink, open};
 use super::tcp::TcpLink;
 use crate::call::name_ranks;
-use crate::group_config::GroupConfig;
 use crate::reception::Reception;
-use crate::store::StoreClient;
+use crate::scope::Scope;
 use crate::{Error, Result, Secret, handshake, host};
 
 /// Raised whenever what ranks send each other changes.
@@ -44,6 +44,8 @@ pub(crate) struct Mesh {
     pub(crate) sockets: bool,
     /// Whether this host has more of the ranks than cores.
     pub(crate) crowded: bool,
+    /// The ranks on this host, this one included.
+    pub(crate) local: Vec<usize>,
     /// See [`ProcessGroup::transport_summary`](crate::ProcessGroup::transport_summary).
     pub(crate) summary: String,
 }
@@ -66,59 +68,60 @@ struct Hello {
     rank: usize,
 }
 
+/// The exchanges, which every rank takes part in, in this order.
+const STAGES: [&str; 3] = ["introduction", "segment", "mapped"];
+
 /// One rank's view of the set-up.
-struct Setup<'a> {
-    rank: usize,
-    world_size: usize,
-    group: u32,
-    store: &'a StoreClient,
-    deadline: Instant,
+pub(crate) struct Setup<'a> {
+    /// In the group.
+    pub(crate) rank: usize,
+    pub(crate) scope: &'a Scope,
+    pub(crate) secret: &'a Secret,
+    pub(crate) timeout: Duration,
+    pub(crate) force_tcp: bool,
+    pub(crate) rendezvous: &'a dyn Rendezvous,
+    pub(crate) deadline: Instant,
 }
 
-/// Links rank `config.rank` of `group` with all others, by `deadline`.
+/// Takes part in the exchanges of groups that this rank is in none of.
+///
+/// # Errors
+///
+/// As for [`connect`].
+pub(crate) fn stand_by(rendezvous: &dyn Rendezvous) -> Result<()> {
+    let mut stages = STAGES.iter();
+    stages.try_for_each(|stage| rendezvous.gather(stage, &[]).map(drop))
+}
+
+/// Links a rank of a group with all others.
 ///
 /// # Errors
 ///
 /// Usage: the ranks disagree on settings. Peer: a rank failed or did not arrive.
 /// Environment: no connection to a rank that is there.
-pub(crate) fn connect(
-    config: &GroupConfig,
-    secret: &Secret,
-    group: u32,
-    store: &StoreClient,
-    deadline: Instant,
-) -> Result<Mesh> {
-    let setup = Setup {
-        rank: config.rank,
-        world_size: config.world_size,
-        group,
-        store,
-        deadline,
-    };
-    let listener = listen(store.local_ip()?)?;
+pub(crate) fn connect(setup: &Setup<'_>) -> Result<Mesh> {
+    let [introducing, announcing, mapping] = STAGES;
+    let listener = listen(setup.rendezvous.local_ip()?)?;
     let introduction = Introduction {
         protocol: PROTOCOL,
-        timeout_ms: u64::try_from(config.timeout.as_millis()).unwrap_or(u64::MAX),
+        timeout_ms: u64::try_from(setup.timeout.as_millis()).unwrap_or(u64::MAX),
         host: host::identity(),
-        force_tcp: config.force_tcp,
+        force_tcp: setup.force_tcp,
         listener: listener
             .local_addr()
             .map_err(|error| Error::environment_from("a listener has no address", error))?,
     };
-    let all: Vec<usize> = (0..setup.world_size).collect();
-    let introductions: Vec<Introduction> = setup.exchange("introduction", &introduction)?;
-    check_agreement(&introductions).map_err(|error| store.fail(error))?;
+    let all: Vec<usize> = (0..setup.scope.job_ranks.len()).collect();
+    let introductions: Vec<Introduction> = setup.exchange(introducing, &introduction)?;
+    check_agreement(&introductions).map_err(|error| setup.rendezvous.fail(error))?;
 
     let hosts: Vec<Option<&str>> = introductions
         .iter()
         .map(|i| (!i.force_tcp).then_some(&*i.host))
         .collect();
     let mut links: Vec<Option<Link>> = all.iter().map(|_| None).collect();
-    let mut segment = None;
-    // Asked alike by every rank, since all of them take part.
-    if all.iter().any(|&rank| neighbours(&hosts, rank).len() > 1) {
-        segment = share_memory(&setup, &neighbours(&hosts, setup.rank), &mut links)?;
-    }
+    let neighbours = neighbours(&hosts, setup.rank);
+    let segment = share_memory(setup, [announcing, mapping], &neighbours, &mut links)?;
     let by_memory: Vec<usize> = all
         .iter()
         .copied()
@@ -129,24 +132,21 @@ pub(crate) fn connect(
         .copied()
         .filter(|&rank| rank != setup.rank && links[rank].is_none())
         .collect();
-    connect_all(
-        &setup,
-        secret,
-        listener,
-        &introductions,
-        &by_tcp,
-        &mut links,
-    )?;
+    connect_all(setup, listener, &introductions, &by_tcp, &mut links)?;
 
-    let local = introductions.iter().filter(|i| i.host == introduction.host);
-    let local = local.count();
+    let on_this_host = |&rank: &usize| introductions[rank].host == introduction.host;
+    let local: Vec<usize> = all.into_iter().filter(on_this_host).collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Mesh {
         links,
         segment,
         sockets: !by_tcp.is_empty(),
-        crowded: local > cores,
-        summary: summary(&by_memory, &by_tcp),
+        crowded: local.len() > cores,
+        local,
+        summary: summary(
+            &setup.scope.in_job(&by_memory),
+            &setup.scope.in_job(&by_tcp),
+        ),
     })
 }
 
@@ -156,16 +156,16 @@ impl Setup<'_> {
     fn exchange<T: Serialize + DeserializeOwned>(&self, stage: &str, own: &T) -> Result<Vec<T>> {
         let own = rmp_serde::to_vec(own)
             .map_err(|error| Error::environment_from("could not encode a message", error))?;
-        let key = format!("group {}: {stage}", self.group);
-        self.store
-            .gather(&key, &own, self.deadline)?
+        self.rendezvous
+            .gather(stage, &own)?
             .iter()
             .enumerate()
             .map(|(rank, bytes)| {
                 rmp_serde::from_slice(bytes).map_err(|error| {
-                    self.store.fail(Error::usage(format!(
-                        "rank {rank}'s {stage} is unreadable ({error}): start every rank from the \
-                         same build"
+                    self.rendezvous.fail(Error::usage(format!(
+                        "rank {}'s {stage} is unreadable ({error}): start every rank from the \
+                         same build",
+                        self.scope.job_ranks[rank]
                     )))
                 })
             })
@@ -220,6 +220,7 @@ fn check_agreement(introductions: &[Introduction]) -> Result<()> {
 /// of unless there are none, as far as the system allows it.
 fn share_memory(
     setup: &Setup<'_>,
+    [announcing, mapping]: [&str; 2],
     neighbours: &[usize],
     links: &mut [Option<Link>],
 ) -> Result<Option<Arc<Mapping>>> {
@@ -237,7 +238,7 @@ fn share_memory(
             None
         });
     let announcement = own.as_ref().map(OwnSegment::announcement);
-    let announced: Vec<Option<Announcement>> = setup.exchange("segment", &announcement)?;
+    let announced: Vec<Option<Announcement>> = setup.exchange(announcing, &announcement)?;
 
     let mut mapped: Vec<(usize, Arc<Mapping>)> = Vec::new();
     for &rank in neighbours.iter().filter(|&&rank| rank != setup.rank) {
@@ -247,12 +248,13 @@ fn share_memory(
         match open(announcement, layout) {
             Ok(mapping) => mapped.push((rank, mapping)),
             Err(error) => {
+                let rank = setup.scope.job_ranks[rank];
                 tracing::warn!("can't map rank {rank}'s memory: {error}; using TCP to it");
             }
         }
     }
     let reached: Vec<usize> = mapped.iter().map(|&(rank, _)| rank).collect();
-    let reached: Vec<Vec<usize>> = setup.exchange("mapped", &reached)?;
+    let reached: Vec<Vec<usize>> = setup.exchange(mapping, &reached)?;
 
     let Some(own) = own else { return Ok(None) };
     let mut used = false;
@@ -270,7 +272,6 @@ fn share_memory(
 /// Connects this rank with `peers` over TCP.
 fn connect_all(
     setup: &Setup<'_>,
-    secret: &Secret,
     listener: TcpListener,
     introductions: &[Introduction],
     peers: &[usize],
@@ -279,11 +280,11 @@ fn connect_all(
     let (lower, higher): (Vec<usize>, Vec<usize>) =
         peers.iter().partition(|&&rank| rank < setup.rank);
     let accepted = std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept_all(setup, secret, listener, &higher));
+        let accepting = scope.spawn(|| accept_all(setup, listener, &higher));
         for &rank in &lower {
-            let stream = connect_one(setup, secret, rank, introductions[rank].listener);
+            let stream = connect_one(setup, rank, introductions[rank].listener);
             // Also ends the accepting thread.
-            let stream = stream.map_err(|error| setup.store.fail(error))?;
+            let stream = stream.map_err(|error| setup.rendezvous.fail(error))?;
             links[rank] = Some(link(stream)?);
         }
         accepting
@@ -300,37 +301,32 @@ fn purpose(group: u32, acceptor: usize) -> Vec<u8> {
     format!("link of group {group} to rank {acceptor}").into_bytes()
 }
 
-fn connect_one(
-    setup: &Setup<'_>,
-    secret: &Secret,
-    rank: usize,
-    address: SocketAddr,
-) -> Result<TcpStream> {
-    setup.store.fault().check()?;
+fn connect_one(setup: &Setup<'_>, rank: usize, address: SocketAddr) -> Result<TcpStream> {
+    setup.rendezvous.fault().check()?;
+    let name = format!("rank {}", setup.scope.job_ranks[rank]);
     let left = setup.deadline.saturating_duration_since(Instant::now());
     let unreachable = |error| {
         Error::environment_from(
-            format!("can't connect to rank {rank} at {address}: check routes and firewalls"),
+            format!("can't connect to {name} at {address}: check routes and firewalls"),
             error,
         )
     };
     let stream = TcpStream::connect_timeout(&address, left.max(LOOK_AGAIN)).map_err(unreachable)?;
     let hello = Hello {
-        group: setup.group,
+        group: setup.scope.id,
         rank: setup.rank,
     };
     let hello = rmp_serde::to_vec(&hello)
         .map_err(|error| Error::environment_from("could not encode a message", error))?;
-    let purpose = purpose(setup.group, rank);
-    handshake::connect(&stream, secret, &purpose, &hello, setup.deadline)
-        .map_err(|failure| failure.into_error(&format!("rank {rank}"), address))?;
+    let purpose = purpose(setup.scope.id, rank);
+    handshake::connect(&stream, setup.secret, &purpose, &hello, setup.deadline)
+        .map_err(|failure| failure.into_error(&name, address))?;
     Ok(stream)
 }
 
 /// Accepts a connection from each of `expected`.
 fn accept_all(
     setup: &Setup<'_>,
-    secret: &Secret,
     listener: TcpListener,
     expected: &[usize],
 ) -> Result<Vec<(usize, TcpStream)>> {
@@ -339,10 +335,11 @@ fn accept_all(
     if missing.is_empty() {
         return Ok(accepted);
     }
-    let fault = setup.store.fault();
+    let fault = setup.rendezvous.fault();
     let accepting = |error| Error::environment_from("could not accept a rank", error);
-    let purpose = purpose(setup.group, setup.rank);
-    let mut reception = Reception::new(listener, secret.clone(), &purpose).map_err(accepting)?;
+    let purpose = purpose(setup.scope.id, setup.rank);
+    let mut reception =
+        Reception::new(listener, setup.secret.clone(), &purpose).map_err(accepting)?;
     let mut ready = VecDeque::new();
     while !missing.is_empty() {
         let guest = reception
@@ -350,10 +347,12 @@ fn accept_all(
             .map_err(accepting)?;
         let Some(guest) = guest else {
             fault.check()?;
+            let missing = setup.scope.in_job(&missing);
             let ranks = name_ranks(&missing);
+            let own = setup.scope.job_ranks[setup.rank];
             return Err(Error::peer(
                 missing,
-                format!("{ranks} did not connect to rank {} in time", setup.rank),
+                format!("{ranks} did not connect to rank {own} in time"),
             ));
         };
         // Authenticated, so that another rank's hello is a bug, not an attack.
@@ -361,7 +360,7 @@ fn accept_all(
             continue;
         };
         let place = missing.iter().position(|&rank| rank == hello.rank);
-        if let (Some(place), true) = (place, hello.group == setup.group) {
+        if let (Some(place), true) = (place, hello.group == setup.scope.id) {
             accepted.push((missing.swap_remove(place), guest.stream));
         }
     }

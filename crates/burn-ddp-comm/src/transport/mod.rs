@@ -1,6 +1,7 @@
 //! Byte streams between pairs of ranks.
 
 pub(crate) mod mesh;
+pub(crate) mod rendezvous;
 pub(crate) mod shared_memory;
 pub(crate) mod tcp;
 
@@ -76,6 +77,22 @@ impl Link {
         match self {
             Self::SharedMemory(_) => true,
             Self::Tcp(link) => link.is_flushed(),
+        }
+    }
+
+    /// Says to the peer that this side leaves, where the end of the link does
+    /// not say so by itself.
+    pub(crate) fn close(&self) {
+        if let Self::SharedMemory(link) = self {
+            link.close();
+        }
+    }
+
+    /// Whether the peer said so. There may still be bytes from it to read.
+    pub(crate) fn is_closed(&self) -> bool {
+        match self {
+            Self::SharedMemory(link) => link.is_closed(),
+            Self::Tcp(_) => false,
         }
     }
 

@@ -5,9 +5,9 @@
 //!
 //! 1. The mapping is [`Mapping::bytes`] long and stays so: the file is sealed
 //!    against shrinking before it is mapped, and unmapped only on drop.
-//! 2. Its first page holds the nonce and the doorbell; then come the indices of
+//! 2. Its first page holds the nonce, the doorbell and a flag; then come the indices of
 //!    the rings, then, page-aligned, their bytes. These areas don't overlap.
-//! 3. Doorbells and indices are atomics, for which any bit pattern is valid.
+//! 3. Doorbells, flags and indices are atomics, for which any bit pattern is valid.
 //! 4. A ring's bytes are accessed by its one [`RingSender`] and its one
 //!    [`RingReceiver`] only, each within the span that [`index`](super::index)
 //!    gives it, and those spans never overlap while both sides keep to it. A
@@ -18,7 +18,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -29,6 +29,8 @@ use super::segment::Layout;
 const PAGE: usize = 4096;
 /// Where the doorbell lies, behind the nonce.
 const DOORBELL_AT: usize = 128;
+/// Where the flag lies that says that the owner has left.
+const CLOSED_AT: usize = 256;
 const INDICES_AT: usize = PAGE;
 
 /// Up to this many bytes are mapped with all pages present, so that the first
@@ -78,10 +80,28 @@ impl Mapping {
     /// The doorbell of the process that owns the segment.
     pub(crate) fn doorbell(&self) -> &Doorbell {
         const { assert!(DOORBELL_AT.is_multiple_of(align_of::<Doorbell>())) };
-        const { assert!(DOORBELL_AT + size_of::<Doorbell>() <= INDICES_AT) };
+        const { assert!(DOORBELL_AT + size_of::<Doorbell>() <= CLOSED_AT) };
         // SAFETY: in bounds and aligned by the assertions above, since mappings
         // are page-aligned; valid and unmoved by invariants 1 to 3.
         unsafe { &*self.memory.as_ptr().add(DOORBELL_AT).cast::<Doorbell>() }
+    }
+
+    fn closed(&self) -> &AtomicU32 {
+        const { assert!(CLOSED_AT.is_multiple_of(align_of::<AtomicU32>())) };
+        const { assert!(CLOSED_AT + size_of::<AtomicU32>() <= INDICES_AT) };
+        // SAFETY: as for the doorbell.
+        unsafe { &*self.memory.as_ptr().add(CLOSED_AT).cast::<AtomicU32>() }
+    }
+
+    /// Says to all who map this segment that its owner uses it no more.
+    pub(crate) fn close(&self) {
+        // Release: what the owner wrote before is seen by who sees this.
+        self.closed().store(1, Ordering::Release);
+    }
+
+    /// Whether the owner uses this segment no more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed().load(Ordering::Acquire) != 0
     }
 
     fn indices(&self, ring: usize) -> &Indices {
@@ -166,6 +186,11 @@ impl RingSender {
     pub(crate) fn ring_doorbell(&self) {
         self.mapping.doorbell().ring();
     }
+
+    /// Whether the receiving process has left.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.mapping.is_closed()
+    }
 }
 
 /// The reading end of a ring.
@@ -176,6 +201,11 @@ pub(crate) struct RingReceiver {
 }
 
 impl RingReceiver {
+    /// Says to all senders to this process that it leaves.
+    pub(crate) fn close(&self) {
+        self.mapping.close();
+    }
+
     /// Copies what has arrived into `bytes`; returns how much.
     pub(crate) fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Damaged> {
         let mut received = 0;

@@ -54,6 +54,17 @@ impl SharedMemoryLink {
         self.untold |= n > 0;
     }
 
+    /// Says to the peer that this side leaves.
+    pub(super) fn close(&self) {
+        self.receiver.close();
+        self.sender.ring_doorbell();
+    }
+
+    /// Whether the peer has left.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_abandoned()
+    }
+
     pub(super) fn flush(&mut self) {
         if std::mem::take(&mut self.untold) {
             self.sender.ring_doorbell();
