@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::call::{Call, Header, describe_difference, name_ranks};
-use crate::collective::{Exchange, Peers};
+use crate::collective::{Exchange, Peers, Topology};
 use crate::membership::Membership;
 use crate::peer::{Peer, Stop};
 use crate::scope::Scope;
@@ -33,6 +33,7 @@ pub(crate) struct Communicator {
     waiter: Option<Waiter>,
     membership: Arc<Membership>,
     timeout: Duration,
+    topology: Topology,
     scratch: Vec<u128>,
 }
 
@@ -47,11 +48,12 @@ impl Communicator {
             waiter: None,
             membership,
             timeout: Duration::MAX,
+            topology: Topology::new(&[0]),
             scratch: Vec::new(),
         }
     }
 
-    /// The communicator of rank `rank` of a group. `links` by rank, `None` at
+    /// The communicator of rank `rank` of a group on the hosts of `topology`. `links` by rank, `None` at
     /// the own place.
     pub(crate) fn new(
         rank: usize,
@@ -60,6 +62,7 @@ impl Communicator {
         waiter: Waiter,
         membership: Arc<Membership>,
         timeout: Duration,
+        topology: Topology,
     ) -> Self {
         let peers = links
             .into_iter()
@@ -74,6 +77,7 @@ impl Communicator {
             waiter: Some(waiter),
             membership,
             timeout,
+            topology,
             scratch: Vec::new(),
         }
     }
@@ -94,6 +98,11 @@ impl Communicator {
     /// What errors call the collective that `call` is to begin.
     pub(crate) fn next_name(&self, call: &Call) -> String {
         self.scope.name(call, self.sequence + 1)
+    }
+
+    /// Which ranks share a host.
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// Memory that collectives reuse from call to call.

@@ -174,6 +174,7 @@ impl ProcessGroup {
             waiter,
             Arc::clone(&membership),
             config.timeout,
+            mesh.topology,
         );
         Ok(Self {
             inner: Arc::new(Inner {

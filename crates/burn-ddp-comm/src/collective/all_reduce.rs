@@ -1,6 +1,8 @@
 //! All-reduce, directly between all ranks: for short messages in one hop, for
-//! others a reduce-scatter whose results are gathered while it goes on.
+//! others a reduce-scatter whose results are gathered while it goes on; over
+//! several hosts with several ranks see [`hierarchical`](super::hierarchical).
 
+use super::hierarchical::Hierarchical;
 use super::{Exchange, Peers};
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
@@ -25,11 +27,12 @@ fn accumulator(scratch: &mut Scratch, bytes: usize) -> &mut [u8] {
 
 /// What every all-reduce path needs to know.
 #[derive(Clone, Copy)]
-struct Plan {
+pub(super) struct Plan {
     rank: usize,
     world_size: usize,
-    element: usize,
-    reduction: Reduction,
+    /// Bytes of an element.
+    pub(super) element: usize,
+    pub(super) reduction: Reduction,
 }
 
 /// One hop: every rank gets all elements of all ranks and folds them itself.
@@ -82,7 +85,7 @@ impl Exchange for OneHop<'_> {
 
 /// Folds `bytes`, which begin at byte `at` of `rank`'s elements, into the
 /// accumulator of those elements.
-fn fold(plan: &Plan, rank: usize, accumulator: &mut [u8], at: usize, bytes: &[u8]) {
+pub(super) fn fold(plan: &Plan, rank: usize, accumulator: &mut [u8], at: usize, bytes: &[u8]) {
     let size = plan.reduction.accumulator_size();
     let (start, len) = (at / plan.element * size, bytes.len() / plan.element * size);
     let accumulator = &mut accumulator[start..start + len];
@@ -109,7 +112,7 @@ struct Sliced<'a> {
 
 /// The bytes of slice `index` of `world_size` of `len` bytes: whole cache
 /// lines, but for the end.
-fn slice(len: usize, world_size: usize, index: usize) -> std::ops::Range<usize> {
+pub(super) fn slice(len: usize, world_size: usize, index: usize) -> std::ops::Range<usize> {
     let lines = len.div_ceil(ALIGNMENT);
     let (each, rest) = (lines / world_size, lines % world_size);
     let start = |index: usize| ((index * each + index.min(rest)) * ALIGNMENT).min(len);
@@ -274,6 +277,13 @@ impl Communicator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let size = plan.reduction.accumulator_size();
+        if data.len() > ONE_HOP_BYTES && self.topology().is_hierarchical() {
+            let place = self.topology().place(plan.rank);
+            let bytes = Hierarchical::accumulator_bytes(&plan, &place, data.len());
+            let accumulator = accumulator(scratch, bytes);
+            let mut exchange = Hierarchical::new(plan, place, data, accumulator);
+            return self.perform(call, &mut exchange);
+        }
         if data.len() > ONE_HOP_BYTES && plan.world_size > 1 {
             let mut exchange = Sliced {
                 plan,

@@ -5,7 +5,10 @@ mod all_gather;
 mod all_reduce;
 mod barrier;
 mod broadcast;
+mod hierarchical;
 mod object;
+
+pub(crate) use hierarchical::Topology;
 
 use crate::peer::{Moved, Peer};
 

@@ -89,6 +89,7 @@ fn functions<E: Narrow, O: Operator, const MEAN: bool>() -> Functions {
         accumulator_size: size_of::<E::Wide>(),
         start: start::<E>,
         fold: fold::<E, O>,
+        merge: direct::merge::<E::Wide, O>,
         finish: finish::<E, MEAN>,
         pair: pair::<E, O, MEAN>,
     }

@@ -107,6 +107,7 @@ fn functions<N: Number, O: Operator, S: Scale<N> + Factor<N>>() -> Functions {
         accumulator_size: size_of::<N>(),
         start: |accumulator, source| accumulator.copy_from_slice(source),
         fold: fold::<N, O>,
+        merge: merge::<N, O>,
         finish: finish::<N, S>,
         pair: pair::<N, O, S>,
     }
@@ -117,6 +118,15 @@ fn fold<N: Number, O: Operator>(accumulator: &mut [u8], source: &[u8]) {
     let source: &[N] = bytemuck::cast_slice(source);
     for (left, &right) in accumulator.iter_mut().zip(source) {
         *left = O::combine(*left, right);
+    }
+}
+
+/// Combines `earlier` with what is in `accumulator`, in this order.
+pub(super) fn merge<N: Number, O: Operator>(accumulator: &mut [u8], earlier: &[u8]) {
+    let accumulator: &mut [N] = bytemuck::cast_slice_mut(accumulator);
+    let earlier: &[N] = bytemuck::cast_slice(earlier);
+    for (right, &left) in accumulator.iter_mut().zip(earlier) {
+        *right = O::combine(left, *right);
     }
 }
 

@@ -1,9 +1,9 @@
 //! The arithmetic of an all-reduce, on bytes whose element type is known at run
 //! time.
 //!
-//! Whatever path the elements take, each result is the same fold over the ranks
-//! in ascending order, in the same accumulator type, rounded once: so paths and
-//! transports agree bit by bit.
+//! Whatever path the elements take within a host, each result is the same fold
+//! over the ranks in ascending order, in the same accumulator type, rounded once:
+//! so paths and transports agree bit by bit.
 
 mod converting;
 mod direct;
@@ -26,6 +26,7 @@ struct Functions {
     accumulator_size: usize,
     start: fn(accumulator: &mut [u8], source: &[u8]),
     fold: fn(accumulator: &mut [u8], source: &[u8]),
+    merge: fn(accumulator: &mut [u8], earlier: &[u8]),
     finish: fn(target: &mut [u8], accumulator: &[u8], world_size: usize),
     pair: fn(target: &mut [u8], source: &[u8], source_first: bool, world_size: usize),
 }
@@ -61,6 +62,12 @@ impl Reduction {
     /// Folds the elements of the next rank in.
     pub(crate) fn fold(&self, accumulator: &mut [u8], source: &[u8]) {
         (self.functions.fold)(accumulator, source);
+    }
+
+    /// Folds a fold over some ranks onto one over others, `earlier`, of
+    /// accumulator elements too.
+    pub(crate) fn merge(&self, accumulator: &mut [u8], earlier: &[u8]) {
+        (self.functions.merge)(accumulator, earlier);
     }
 
     /// Rounds the fold over all ranks into `target`.

@@ -24,6 +24,7 @@ use super::rendezvous::Rendezvous;
 use super::shared_memory::{Announcement, Layout, Mapping, OwnSegment, SharedMemoryLink, open};
 use super::tcp::TcpLink;
 use crate::call::name_ranks;
+use crate::collective::Topology;
 use crate::reception::Reception;
 use crate::scope::Scope;
 use crate::{Error, Result, Secret, handshake, host};
@@ -46,6 +47,8 @@ pub(crate) struct Mesh {
     pub(crate) crowded: bool,
     /// The ranks on this host, this one included.
     pub(crate) local: Vec<usize>,
+    /// Which ranks can share memory.
+    pub(crate) topology: Topology,
     /// See [`ProcessGroup::transport_summary`](crate::ProcessGroup::transport_summary).
     pub(crate) summary: String,
 }
@@ -142,6 +145,7 @@ pub(crate) fn connect(setup: &Setup<'_>) -> Result<Mesh> {
         segment,
         sockets: !by_tcp.is_empty(),
         crowded: local.len() > cores,
+        topology: topology(&introductions),
         local,
         summary: summary(
             &setup.scope.in_job(&by_memory),
@@ -171,6 +175,15 @@ impl Setup<'_> {
             })
             .collect()
     }
+}
+
+/// Ranks that don't share memory go between hosts as if each were on its own.
+fn topology(introductions: &[Introduction]) -> Topology {
+    let hosts = introductions.iter().enumerate();
+    let hosts: Vec<(&str, Option<usize>)> = hosts
+        .map(|(rank, i)| (&*i.host, i.force_tcp.then_some(rank)))
+        .collect();
+    Topology::new(&hosts)
 }
 
 /// The ranks that share memory with `rank`, and itself. `hosts`: each rank's
