@@ -28,7 +28,10 @@ fn everywhere(name: &str) {
         case(name, ranks).succeed();
     }
     for (variable, value) in settings() {
-        case(name, 2).env(variable, value).succeed();
+        // `burn-ndarray` has no half precision.
+        if (name, value) != ("half", "ndarray") {
+            case(name, 2).env(variable, value).succeed();
+        }
     }
 }
 

@@ -7,6 +7,9 @@
 //! whole gradient when that operation's backward step runs, while the gradients
 //! of the layers before it are still to be computed.
 
+// Burn deprecates `NdArray` for Flex; it is supported for as long as Burn has it.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -24,6 +24,7 @@ fn device(group: &ProcessGroup) -> Device {
         Err(_) => burn_ddp::device(group).unwrap_or_else(|error| fail(&error)),
         Ok("flex") => Device::flex(),
         #[cfg(feature = "ndarray")]
+        #[allow(deprecated)] // for Flex; supported for as long as Burn has it
         Ok("ndarray") => Device::ndarray(),
         #[cfg(feature = "cpu")]
         Ok("cpu") => Device::cpu(),
