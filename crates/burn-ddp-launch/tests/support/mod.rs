@@ -28,9 +28,18 @@ pub(crate) fn fixture() -> PathBuf {
 }
 
 /// `burnrun` with these options, to run the fixture with these actions.
+///
+/// Signals do what they do by default, also where the tests run under `nohup`:
+/// an ignored signal would be inherited, and stay ignored.
 pub(crate) fn burnrun(options: &[&str], actions: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burnrun"));
-    command.args(options).arg("--").arg(fixture()).args(actions);
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=HUP,INT,TERM")
+        .arg(env!("CARGO_BIN_EXE_burnrun"))
+        .args(options)
+        .arg("--")
+        .arg(fixture())
+        .args(actions);
     for name in [
         "RAYON_NUM_THREADS",
         "OMP_NUM_THREADS",
