@@ -1,25 +1,20 @@
-//! What runs a group's collectives, one at a time: the links to the peers, and
-//! what becomes of a collective that fails.
+//! What runs a group's operations, one at a time: the links to the peers.
+
+mod explanation;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::call::{Call, Header, describe_difference, name_ranks};
+use crate::call::Call;
 use crate::collective::{Exchange, Peers, Topology};
 use crate::membership::Membership;
+use crate::operation::{Operation, Pair};
+use crate::pair_call::PairCall;
 use crate::peer::{Peer, Stop};
 use crate::scope::Scope;
 use crate::transport::Link;
 use crate::waiter::Waiter;
 use crate::{Error, Result};
-
-/// How long a broken link waits for the store's explanation, which is better
-/// than "connection reset".
-const EXPLANATION_LIMIT: Duration = Duration::from_millis(500);
-/// How long a rank that met a different call waits for the others' headers, so
-/// that its error names every rank's.
-const HEADERS_LIMIT: Duration = Duration::from_millis(300);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// The links of one rank and the state of its current collective.
 pub(crate) struct Communicator {
@@ -35,6 +30,7 @@ pub(crate) struct Communicator {
     timeout: Duration,
     topology: Topology,
     scratch: Vec<u128>,
+    staging: Vec<u128>,
 }
 
 impl Communicator {
@@ -50,6 +46,7 @@ impl Communicator {
             timeout: Duration::MAX,
             topology: Topology::new(&[0]),
             scratch: Vec::new(),
+            staging: Vec::new(),
         }
     }
 
@@ -79,6 +76,7 @@ impl Communicator {
             timeout,
             topology,
             scratch: Vec::new(),
+            staging: Vec::new(),
         }
     }
 
@@ -97,7 +95,7 @@ impl Communicator {
 
     /// What errors call the collective that `call` is to begin.
     pub(crate) fn next_name(&self, call: &Call) -> String {
-        self.scope.name(call, self.sequence + 1)
+        self.scope.located(&call.name(self.sequence + 1))
     }
 
     /// Which ranks share a host.
@@ -108,6 +106,11 @@ impl Communicator {
     /// Memory that collectives reuse from call to call.
     pub(crate) fn scratch(&mut self) -> &mut Vec<u128> {
         &mut self.scratch
+    }
+
+    /// Memory in which several buffers are made one, reused likewise.
+    pub(crate) fn staging(&mut self) -> &mut Vec<u128> {
+        &mut self.staging
     }
 
     /// Says whether operations run in the communication thread, beside a thread
@@ -131,21 +134,56 @@ impl Communicator {
         let header = call.encode(self.scope.id, self.sequence);
         for peer in self.peers.iter_mut().flatten() {
             let (outgoing, incoming) = exchange.segments(peer.rank);
-            peer.begin(outgoing, incoming);
+            peer.begin(&header, outgoing, incoming);
         }
-        let result = self.drive(&header, exchange);
+        self.complete(&Operation::Collective(*call, self.sequence), exchange)
+    }
+
+    /// Exchanges the messages of `calls`, by peer, with these peers alone. Every
+    /// other rank goes on with what it does.
+    pub(crate) fn perform_pairs(
+        &mut self,
+        calls: &[(usize, PairCall)],
+        exchange: &mut impl Exchange,
+    ) -> Result<()> {
+        self.membership.check()?;
+        let mut pairs = Vec::with_capacity(calls.len());
+        for peer in self.peers.iter_mut().flatten() {
+            peer.stand_by();
+        }
+        for &(rank, call) in calls {
+            let Some(peer) = &mut self.peers[rank] else {
+                continue;
+            };
+            peer.pair_sequence += 1;
+            let sequence = peer.pair_sequence;
+            pairs.push(Pair {
+                peer: rank,
+                call,
+                sequence,
+            });
+            let header = call.encode(self.scope.id, sequence);
+            let (outgoing, incoming) = exchange.segments(rank);
+            peer.begin(&header, outgoing, incoming);
+        }
+        self.complete(&Operation::Pairs(pairs), exchange)
+    }
+
+    /// Drives an operation that has begun to its end.
+    fn complete(&mut self, operation: &Operation, exchange: &mut impl Exchange) -> Result<()> {
+        let result = self.drive(exchange);
         if let Some(waiter) = &mut self.waiter {
             waiter.moved();
         }
-        result.map_err(|stop| self.explain(call, &header, stop))
+        result.map_err(|stop| self.explain(operation, stop))
     }
 
-    fn drive(&mut self, header: &Header, exchange: &mut impl Exchange) -> Result<(), Stop> {
+    fn drive(&mut self, exchange: &mut impl Exchange) -> Result<(), Stop> {
         loop {
             let mut moved = false;
             let peers: &mut Peers = &mut self.peers;
             for peer in peers.iter_mut().flatten() {
-                moved |= peer.exchange_headers(header)?;
+                moved |= peer.exchange_headers()?;
                 if peer.differs() {
                     return Err(Stop::Mismatch);
                 }
@@ -170,106 +208,6 @@ impl Communicator {
             }
         }
     }
-
-    /// The error that a stopped collective returns, recorded on all ranks.
-    fn explain(&mut self, call: &Call, header: &Header, stop: Stop) -> Error {
-        let name = self.scope.describe(call, self.sequence);
-        let error = match stop {
-            Stop::Fault => {
-                if let Some(error) = self.membership.error() {
-                    return error;
-                }
-                Error::environment(format!("{name}: the group has failed"))
-            }
-            Stop::Failed(error) => error,
-            Stop::Left(ranks) => left(&name, &self.scope.in_job(&ranks)),
-            Stop::Deadline => self.missed_deadline(&name),
-            Stop::Mismatch => self.different_calls(call, header),
-            Stop::Broken { rank, reason } => {
-                self.broken_link(&name, self.scope.job_ranks[rank], &reason)
-            }
-        };
-        self.fail(error)
-    }
-
-    fn missed_deadline(&self, name: &str) -> Error {
-        let ranks = |awaited: fn(&Peer) -> bool| -> Vec<usize> {
-            let peers = self.peers.iter().flatten();
-            let ranks: Vec<usize> = peers.filter(|p| awaited(p)).map(|p| p.rank).collect();
-            self.scope.in_job(&ranks)
-        };
-        let limit = self.timeout.as_secs_f64();
-        // Those that did not even begin are to blame, if there are any: the
-        // others may wait for them as this rank does.
-        let absent = ranks(|peer| peer.receiving() == 0);
-        let slow = ranks(Peer::is_awaited);
-        let (ranks, what) = if !absent.is_empty() {
-            (absent, "no data from")
-        } else if !slow.is_empty() {
-            (slow, "no more data from")
-        } else {
-            (ranks(|peer| !peer.is_done()), "no data taken by")
-        };
-        let text = format!(
-            "{name}: {what} {} for {limit} s (deadline)",
-            name_ranks(&ranks)
-        );
-        Error::peer(ranks, text)
-    }
-
-    fn broken_link(&self, name: &str, rank: usize, reason: &str) -> Error {
-        let deadline = Instant::now() + EXPLANATION_LIMIT;
-        while Instant::now() < deadline {
-            if let Some(error) = self.membership.error() {
-                return error;
-            }
-            if self.membership.has_left(rank) {
-                return left(name, &[rank]);
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        Error::peer(
-            [rank],
-            format!("{name}: the connection to rank {rank} is of no more use: {reason}"),
-        )
-    }
-
-    /// The error for ranks that made different calls. Waits a moment for the
-    /// other ranks' headers.
-    fn different_calls(&mut self, call: &Call, header: &Header) -> Error {
-        let deadline = Instant::now() + HEADERS_LIMIT;
-        loop {
-            let mut complete = true;
-            for peer in self.peers.iter_mut().flatten() {
-                // A peer whose link breaks has no more to say.
-                let broken = peer.exchange_headers(header).is_err() || peer.end_pass().is_err();
-                complete &= broken || peer.header().is_some();
-            }
-            if let Some(error) = self.membership.error() {
-                return error;
-            }
-            if complete || Instant::now() >= deadline {
-                break;
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        let mut calls = vec![(self.scope.job_ranks[self.rank], *call, self.sequence)];
-        for peer in self.peers.iter().flatten() {
-            let Some(header) = peer.header() else {
-                continue;
-            };
-            let rank = self.scope.job_ranks[peer.rank];
-            let Some((call, sequence)) = Call::decode(header, self.scope.id) else {
-                return Error::environment(format!(
-                    "{}: what arrived from rank {rank} is no message of this group",
-                    self.scope.name(call, self.sequence)
-                ));
-            };
-            calls.push((rank, call, sequence));
-        }
-        calls.sort_by_key(|&(rank, ..)| rank);
-        Error::usage(self.scope.locate(describe_difference(&calls)))
-    }
 }
 
 impl Drop for Communicator {
@@ -283,15 +221,4 @@ impl Drop for Communicator {
             peer.link.close();
         }
     }
-}
-
-fn left(name: &str, ranks: &[usize]) -> Error {
-    let verb = if ranks.len() == 1 { "it" } else { "they" };
-    Error::peer(
-        ranks.iter().copied(),
-        format!(
-            "{name}: {} left the group: {verb} finished while this rank was waiting",
-            name_ranks(ranks)
-        ),
-    )
 }

@@ -41,6 +41,10 @@ pub(crate) type Moved = Result<bool, Stop>;
 pub(crate) struct Peer {
     pub(crate) rank: usize,
     pub(crate) link: Link,
+    /// Number of the last point-to-point call with it; the first is 1.
+    pub(crate) pair_sequence: u64,
+    /// This rank's header in the current operation.
+    own: Header,
     /// The header received from it, when complete.
     header: Header,
     header_complete: bool,
@@ -50,7 +54,7 @@ pub(crate) struct Peer {
 }
 
 /// Position in a stream of segments; segment 0 is the header.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Flow {
     segment: usize,
     /// Bytes of the segment and its padding that have passed.
@@ -59,10 +63,18 @@ struct Flow {
 }
 
 impl Flow {
+    /// No message.
+    const NONE: Self = Self {
+        segment: 1,
+        position: 0,
+        segments: 0,
+    };
+
     fn new(segments: usize) -> Self {
         Self {
+            segment: 0,
+            position: 0,
             segments: 1 + segments,
-            ..Self::default()
         }
     }
 
@@ -81,30 +93,47 @@ impl Peer {
         Self {
             rank,
             link,
+            pair_sequence: 0,
+            own: [0; HEADER_BYTES],
             header: [0; HEADER_BYTES],
             header_complete: false,
             differs: false,
-            outgoing: Flow::default(),
-            incoming: Flow::default(),
+            outgoing: Flow::NONE,
+            incoming: Flow::NONE,
         }
     }
 
+    /// Begins an operation in which this peer has no part.
+    pub(crate) fn stand_by(&mut self) {
+        self.header_complete = false;
+        self.differs = false;
+        self.outgoing = Flow::NONE;
+        self.incoming = Flow::NONE;
+    }
+
+    /// Whether this peer has a part in the current operation.
+    pub(crate) fn takes_part(&self) -> bool {
+        self.outgoing.segments > 0
+    }
+
     /// Begins a message of `outgoing` segments to this peer and one of
-    /// `incoming` segments from it.
-    pub(crate) fn begin(&mut self, outgoing: usize, incoming: usize) {
+    /// `incoming` segments from it, both behind the header `own`.
+    pub(crate) fn begin(&mut self, own: &Header, outgoing: usize, incoming: usize) {
+        self.own = *own;
         self.header_complete = false;
         self.differs = false;
         self.outgoing = Flow::new(outgoing);
         self.incoming = Flow::new(incoming);
     }
 
-    /// Begins a pass and moves the headers both ways. A header that differs from `own` stops the
-    /// stream from this peer, see [`differs`](Self::differs).
-    pub(crate) fn exchange_headers(&mut self, own: &Header) -> Moved {
+    /// Begins a pass and moves the headers both ways. A header that is not this
+    /// rank's stops the stream from this peer, see [`differs`](Self::differs).
+    pub(crate) fn exchange_headers(&mut self) -> Moved {
         let mut moved = false;
         self.link.begin_pass();
         if self.outgoing.segment == 0 {
-            moved |= self.send(own, HEADER_BYTES)?;
+            let own = self.own;
+            moved |= self.send(&own, HEADER_BYTES)?;
         }
         if self.incoming.segment == 0 && !self.header_complete {
             let n = self
@@ -115,7 +144,7 @@ impl Peer {
             moved |= n > 0;
             if self.incoming.position == HEADER_BYTES {
                 self.header_complete = true;
-                self.differs = self.header != *own;
+                self.differs = self.header != self.own;
                 if !self.differs {
                     self.incoming.next_segment();
                 }

@@ -1,14 +1,18 @@
 //! The group of processes that train together.
 
+mod asynchronous;
+mod coalesced;
+mod collectives;
+mod objects;
+mod point_to_point;
 mod split;
+
+pub use point_to_point::Transfer;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::communicator::Communicator;
 use crate::engine::Engine;
@@ -21,7 +25,7 @@ use crate::transport::mesh::{self, Mesh, Setup};
 use crate::transport::rendezvous::AtStore;
 use crate::waiter::Waiter;
 use crate::work::{Work, work};
-use crate::{Element, Error, ReduceOp, Result, Secret};
+use crate::{Error, Result, Secret};
 
 /// How long a group that is being dropped lets queued operations go on.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
@@ -221,141 +225,6 @@ impl ProcessGroup {
         self.inner.rank == 0
     }
 
-    /// Replaces `data` by the reduction of all ranks' `data`, which is as long
-    /// on every rank. The result is bitwise the same on all of them.
-    ///
-    /// # Errors
-    ///
-    /// Usage: a rank called something else, or with other arguments. Peer: a
-    /// rank failed, left, or did not arrive. `data` is undefined then.
-    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let data = bytemuck::cast_slice_mut(data);
-        self.run(|communicator| communicator.all_reduce(T::DTYPE, data, op))
-    }
-
-    /// Replaces `data` by rank `root`'s, which is as long.
-    ///
-    /// # Errors
-    ///
-    /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
-    /// `root`.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
-        let data = bytemuck::cast_slice_mut(data);
-        self.run(|communicator| communicator.broadcast(T::DTYPE, data, root))
-    }
-
-    /// Writes every rank's `data` to `out`, in rank order. `data` is as long on
-    /// every rank, and `out` is `world_size` times as long.
-    ///
-    /// # Errors
-    ///
-    /// See [`all_reduce`](Self::all_reduce); Usage also if `out` has another
-    /// length.
-    pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
-        let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
-        self.run(|communicator| communicator.all_gather(T::DTYPE, data, out))
-    }
-
-    /// Returns when every rank has called this.
-    ///
-    /// # Errors
-    ///
-    /// See [`all_reduce`](Self::all_reduce).
-    pub fn barrier(&self) -> Result<()> {
-        self.run(Communicator::barrier)
-    }
-
-    /// Returns rank `root`'s value, which is `Some` there and ignored on the
-    /// other ranks. It may take 1 GiB encoded (MessagePack).
-    ///
-    /// # Errors
-    ///
-    /// See [`all_reduce`](Self::all_reduce); Usage also if the root gives
-    /// `None`, or a value that can't be encoded, or decoded as `T`.
-    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
-        &self,
-        value: Option<T>,
-        root: usize,
-    ) -> Result<T> {
-        let bytes = match &value {
-            Some(value) if root == self.rank() => encode(value).map(Some),
-            _ => Ok(None),
-        };
-        let bytes = self.run(|communicator| communicator.broadcast_bytes(bytes, root))?;
-        match value {
-            Some(value) if root == self.rank() => Ok(value),
-            _ => decode(root, &bytes).map_err(|error| self.fail(error)),
-        }
-    }
-
-    /// Returns every rank's value, in rank order. Each may take 1 GiB encoded
-    /// (MessagePack).
-    ///
-    /// # Errors
-    ///
-    /// See [`all_reduce`](Self::all_reduce); Usage also if a value can't be
-    /// encoded, or decoded as `T`.
-    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
-        let bytes = encode(value);
-        let objects = self.run(|communicator| communicator.all_gather_bytes(bytes))?;
-        objects
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| decode(rank, bytes))
-            .collect::<Result<_>>()
-            .map_err(|error| self.fail(error))
-    }
-
-    /// [`all_reduce`](Self::all_reduce), run by the group's communication
-    /// thread while this one goes on.
-    pub fn all_reduce_async<T: Element, B: AsMut<[T]> + Send + 'static>(
-        &self,
-        data: B,
-        op: ReduceOp,
-    ) -> Work<B> {
-        self.submit(data, move |communicator, data| {
-            communicator.all_reduce(T::DTYPE, bytemuck::cast_slice_mut(data.as_mut()), op)
-        })
-    }
-
-    /// [`broadcast`](Self::broadcast), run by the group's communication thread
-    /// while this one goes on.
-    pub fn broadcast_async<T: Element, B: AsMut<[T]> + Send + 'static>(
-        &self,
-        data: B,
-        root: usize,
-    ) -> Work<B> {
-        self.submit(data, move |communicator, data| {
-            communicator.broadcast(T::DTYPE, bytemuck::cast_slice_mut(data.as_mut()), root)
-        })
-    }
-
-    /// [`all_gather`](Self::all_gather), run by the group's communication
-    /// thread while this one goes on.
-    pub fn all_gather_async<
-        T: Element,
-        B: AsRef<[T]> + Send + 'static,
-        O: AsMut<[T]> + Send + 'static,
-    >(
-        &self,
-        data: B,
-        out: O,
-    ) -> Work<(B, O)> {
-        self.submit((data, out), |communicator, (data, out)| {
-            communicator.all_gather(
-                T::DTYPE,
-                bytemuck::cast_slice(data.as_ref()),
-                bytemuck::cast_slice_mut(out.as_mut()),
-            )
-        })
-    }
-
-    /// [`barrier`](Self::barrier), run by the group's communication thread
-    /// while this one goes on.
-    pub fn barrier_async(&self) -> Work<()> {
-        self.submit((), |communicator, ()| communicator.barrier())
-    }
-
     /// Fails the group on every rank: pending and later operations return a
     /// Peer error with this reason. For a rank that can't go on.
     pub fn abort(&self, reason: impl Into<String>) {
@@ -450,22 +319,4 @@ impl fmt::Debug for ProcessGroup {
             .field("error", &self.inner.membership.error())
             .finish_non_exhaustive()
     }
-}
-
-fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    rmp_serde::to_vec_named(value).map_err(|error| {
-        Error::usage(format!(
-            "a {} can't be encoded: {error}",
-            std::any::type_name::<T>()
-        ))
-    })
-}
-
-fn decode<T: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<T> {
-    rmp_serde::from_slice(bytes).map_err(|error| {
-        Error::usage(format!(
-            "the value from rank {rank} is no {}: {error}",
-            std::any::type_name::<T>()
-        ))
-    })
 }

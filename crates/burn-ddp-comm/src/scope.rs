@@ -1,6 +1,6 @@
 //! Which group a rank speaks of, and which of the job's ranks are in it.
 
-use crate::call::{Call, name_ranks};
+use crate::call::name_ranks;
 
 /// A group's identity: what its messages carry and what errors name.
 ///
@@ -31,17 +31,6 @@ impl Scope {
         ranks.iter().map(|&rank| self.job_ranks[rank]).collect()
     }
 
-    /// `all_reduce #12`, and in which group if that is not the world.
-    pub(crate) fn name(&self, call: &Call, sequence: u64) -> String {
-        self.located(call.name(sequence))
-    }
-
-    /// `all_reduce #12 (f32 sum, 1048576)`, and in which group if that is not the
-    /// world.
-    pub(crate) fn describe(&self, call: &Call, sequence: u64) -> String {
-        self.located(call.describe(sequence))
-    }
-
     /// A sentence about several ranks' calls, and in which group if that is not
     /// the world.
     pub(crate) fn locate(&self, sentence: String) -> String {
@@ -51,9 +40,10 @@ impl Scope {
         format!("in {}: {sentence}", self.name)
     }
 
-    fn located(&self, text: String) -> String {
+    /// An operation's description, and in which group if that is not the world.
+    pub(crate) fn located(&self, text: &str) -> String {
         if self.id == 0 {
-            return text;
+            return text.to_owned();
         }
         let ranks = name_ranks(&self.job_ranks);
         format!("{text} in {} ({ranks} of the job)", self.name)

@@ -3,10 +3,11 @@
 //! several hosts with several ranks see [`hierarchical`](super::hierarchical).
 
 use super::hierarchical::Hierarchical;
+use super::slice_fold::SliceFold;
 use super::{Exchange, Peers};
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
-use crate::peer::{ALIGNMENT, BURST, Moved};
+use crate::peer::{ALIGNMENT, Moved};
 use crate::reduce::Reduction;
 use crate::{DType, ReduceOp, Result};
 
@@ -17,7 +18,7 @@ const ONE_HOP_BYTES: usize = 32 << 10;
 pub(crate) type Scratch = Vec<u128>;
 
 /// The first `bytes` of `scratch`, grown where it is too small.
-fn accumulator(scratch: &mut Scratch, bytes: usize) -> &mut [u8] {
+pub(super) fn accumulator(scratch: &mut Scratch, bytes: usize) -> &mut [u8] {
     let words = bytes.div_ceil(size_of::<u128>());
     if scratch.len() < words {
         scratch.resize(words, 0);
@@ -28,33 +29,46 @@ fn accumulator(scratch: &mut Scratch, bytes: usize) -> &mut [u8] {
 /// What every all-reduce path needs to know.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    rank: usize,
-    world_size: usize,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
     /// Bytes of an element.
     pub(super) element: usize,
     pub(super) reduction: Reduction,
 }
 
-/// One hop: every rank gets all elements of all ranks and folds them itself.
+/// One hop: every rank, or the root, gets all elements of all ranks and folds
+/// them itself.
 struct OneHop<'a> {
     plan: Plan,
     data: &'a [u8],
     accumulator: &'a mut [u8],
     /// The rank whose elements are being folded.
     turn: usize,
+    /// The only rank that gets the result, if not all do.
+    root: Option<usize>,
+}
+
+impl OneHop<'_> {
+    fn gets_result(&self, rank: usize) -> bool {
+        self.root.is_none_or(|root| root == rank)
+    }
 }
 
 impl Exchange for OneHop<'_> {
-    fn segments(&self, _rank: usize) -> (usize, usize) {
-        (1, 1)
+    fn segments(&self, rank: usize) -> (usize, usize) {
+        let receives = self.gets_result(self.plan.rank);
+        (usize::from(self.gets_result(rank)), usize::from(receives))
     }
 
     fn advance(&mut self, peers: &mut Peers) -> Moved {
         let mut moved = false;
         for peer in peers.iter_mut().flatten() {
-            if peer.sending() == 1 {
+            if peer.sending() == 1 && self.gets_result(peer.rank) {
                 moved |= peer.send(self.data, self.data.len())?;
             }
+        }
+        if !self.gets_result(self.plan.rank) {
+            return Ok(moved);
         }
         while self.turn < self.plan.world_size {
             match &mut peers[self.turn] {
@@ -96,20 +110,6 @@ pub(super) fn fold(plan: &Plan, rank: usize, accumulator: &mut [u8], at: usize, 
     }
 }
 
-/// Two overlapping halves: rank s gets everyone's slice s and reduces it, and
-/// sends the result to everyone, piece by piece.
-struct Sliced<'a> {
-    plan: Plan,
-    data: &'a mut [u8],
-    accumulator: &'a mut [u8],
-    /// Bytes of the own slice that are reduced.
-    reduced: usize,
-    /// The rank whose elements of the current piece are being folded.
-    turn: usize,
-    /// Bytes of the current piece that are folded from that rank.
-    folded: usize,
-}
-
 /// The bytes of slice `index` of `world_size` of `len` bytes: whole cache
 /// lines, but for the end.
 pub(super) fn slice(len: usize, world_size: usize, index: usize) -> std::ops::Range<usize> {
@@ -119,165 +119,94 @@ pub(super) fn slice(len: usize, world_size: usize, index: usize) -> std::ops::Ra
     start(index)..start(index + 1)
 }
 
-impl Sliced<'_> {
-    fn slice(&self, rank: usize) -> std::ops::Range<usize> {
-        slice(self.data.len(), self.plan.world_size, rank)
-    }
-
-    /// Reduces as much of the own slice as has arrived, a burst at most.
-    fn reduce(&mut self, peers: &mut Peers) -> Moved {
-        if self.plan.world_size == 2 {
-            return self.reduce_pair(peers);
-        }
-        let own = self.slice(self.plan.rank);
-        let mut moved = false;
-        while self.reduced < own.len() {
-            let piece = (own.len() - self.reduced).min(BURST);
-            while self.turn < self.plan.world_size {
-                let before = (self.turn, self.folded);
-                self.fold_turn(peers, own.start, own.len(), piece)?;
-                if before == (self.turn, self.folded) {
-                    return Ok(moved);
-                }
-                moved = true;
-            }
-            let at = own.start + self.reduced;
-            let size = self.plan.reduction.accumulator_size();
-            let accumulator = &self.accumulator[..piece / self.plan.element * size];
-            self.plan
-                .reduction
-                .finish(&mut self.data[at..at + piece], accumulator);
-            self.reduced += piece;
-            self.turn = 0;
-        }
-        Ok(moved | pass_ends(peers, own.len())?)
-    }
-
-    /// Folds what has arrived of the current piece from the rank whose turn it
-    /// is.
-    fn fold_turn(
-        &mut self,
-        peers: &mut Peers,
-        start: usize,
-        len: usize,
-        piece: usize,
-    ) -> Result<(), crate::peer::Stop> {
-        match &mut peers[self.turn] {
-            None => {
-                let bytes = &self.data[start + self.reduced..start + self.reduced + piece];
-                fold(&self.plan, self.turn, self.accumulator, 0, bytes);
-                self.folded = piece;
-            }
-            Some(peer) if peer.receiving() == 1 => {
-                let limit = piece - self.folded;
-                let mut taken = 0;
-                peer.read(len, self.plan.element, limit, |_, bytes| {
-                    fold(&self.plan, self.turn, self.accumulator, self.folded, bytes);
-                    taken = bytes.len();
-                })?;
-                self.folded += taken;
-            }
-            Some(_) => {}
-        }
-        if self.folded == piece {
-            self.folded = 0;
-            self.turn += 1;
-        }
-        Ok(())
-    }
-
-    /// [`reduce`](Self::reduce) for two ranks: in one pass over the elements,
-    /// in place.
-    fn reduce_pair(&mut self, peers: &mut Peers) -> Moved {
-        let own = self.slice(self.plan.rank);
-        let other = 1 - self.plan.rank;
-        let Some(peer) = &mut peers[other] else {
-            return Ok(false);
-        };
-        if peer.receiving() != 1 {
-            return Ok(false);
-        }
-        let moved = peer.read(own.len(), self.plan.element, usize::MAX, |at, bytes| {
-            let at = own.start + at;
-            let target = &mut self.data[at..at + bytes.len()];
-            self.plan.reduction.pair(target, bytes, other == 0);
-        })?;
-        self.reduced = match peer.receiving() {
-            1 => peer.received().min(own.len()),
-            _ => own.len(),
-        };
-        Ok(moved)
-    }
+/// Two overlapping halves: rank s gets everyone's slice s and reduces it, and
+/// sends the result to everyone, or to the root, piece by piece.
+struct Sliced<'a> {
+    fold: SliceFold<'a>,
+    data: &'a mut [u8],
+    /// The only rank that gets the results, if not all do.
+    root: Option<usize>,
 }
 
-/// Passes the ends of the peers' messages to the own slice, of `len` bytes,
-/// that are read up to there.
-fn pass_ends(peers: &mut Peers, len: usize) -> Moved {
-    let mut moved = false;
-    for peer in peers.iter_mut().flatten() {
-        if peer.receiving() == 1 {
-            moved |= peer.read(len, 1, 0, |_, _| {})?;
-        }
+impl Sliced<'_> {
+    fn slice(&self, rank: usize) -> std::ops::Range<usize> {
+        slice(self.data.len(), self.fold.plan.world_size, rank)
     }
-    Ok(moved)
+
+    fn gets_results(&self, rank: usize) -> bool {
+        self.root.is_none_or(|root| root == rank)
+    }
 }
 
 impl Exchange for Sliced<'_> {
-    fn segments(&self, _rank: usize) -> (usize, usize) {
-        (2, 2)
+    fn segments(&self, rank: usize) -> (usize, usize) {
+        let with_results = |rank: usize| 1 + usize::from(self.gets_results(rank));
+        (with_results(rank), with_results(self.fold.plan.rank))
     }
 
     fn advance(&mut self, peers: &mut Peers) -> Moved {
         let mut moved = false;
-        let own = self.slice(self.plan.rank);
+        let own = self.slice(self.fold.plan.rank);
         for peer in peers.iter_mut().flatten() {
             let theirs = self.slice(peer.rank);
             if peer.sending() == 1 {
                 moved |= peer.send(&self.data[theirs.clone()], theirs.len())?;
             }
-            if peer.sending() == 2 {
-                moved |= peer.send(&self.data[own.clone()], self.reduced)?;
+            if peer.sending() == 2 && self.gets_results(peer.rank) {
+                moved |= peer.send(&self.data[own.clone()], self.fold.reduced())?;
             }
             // Over elements that have been sent: their results depend on them.
-            if peer.receiving() == 2 {
+            if peer.receiving() == 2 && self.gets_results(self.fold.plan.rank) {
                 moved |= peer.receive(&mut self.data[theirs])?;
             }
         }
-        Ok(moved | self.reduce(peers)?)
+        Ok(moved | self.fold.advance(peers, &mut self.data[own])?)
     }
 }
 
 impl Communicator {
     /// Replaces every rank's `data` by the reduction of all of them.
     pub(crate) fn all_reduce(&mut self, dtype: DType, data: &mut [u8], op: ReduceOp) -> Result<()> {
-        let call = Call {
-            collective: Collective::AllReduce,
-            dtype,
-            op: Some(op),
-            root: None,
-            count: data.len() / dtype.size(),
-        };
-        let plan = Plan {
-            rank: self.rank(),
-            world_size: self.world_size(),
-            element: dtype.size(),
-            reduction: Reduction::new(dtype, op, self.world_size()),
-        };
+        let mut call = Call::with_elements(Collective::AllReduce, dtype, data.len());
+        call.op = Some(op);
+        self.reduce_to(&call, data, op, None)
+    }
+
+    /// Reduces everyone's `data` into everyone's, or into `root`'s, while the
+    /// others' is overwritten then.
+    pub(super) fn reduce_to(
+        &mut self,
+        call: &Call,
+        data: &mut [u8],
+        op: ReduceOp,
+        root: Option<usize>,
+    ) -> Result<()> {
+        let plan = self.plan(call, op);
         let mut scratch = std::mem::take(self.scratch());
-        let result = self.all_reduce_with(&call, plan, data, &mut scratch);
+        let result = self.reduce_with(call, plan, data, root, &mut scratch);
         *self.scratch() = scratch;
         result
     }
 
-    fn all_reduce_with(
+    /// What a reduction needs to know about the group.
+    pub(super) fn plan(&self, call: &Call, op: ReduceOp) -> Plan {
+        Plan {
+            rank: self.rank(),
+            world_size: self.world_size(),
+            element: call.dtype.size(),
+            reduction: Reduction::new(call.dtype, op, self.world_size()),
+        }
+    }
+
+    fn reduce_with(
         &mut self,
         call: &Call,
         plan: Plan,
         data: &mut [u8],
+        root: Option<usize>,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        let size = plan.reduction.accumulator_size();
-        if data.len() > ONE_HOP_BYTES && self.topology().is_hierarchical() {
+        if data.len() > ONE_HOP_BYTES && root.is_none() && self.topology().is_hierarchical() {
             let place = self.topology().place(plan.rank);
             let bytes = Hierarchical::accumulator_bytes(&plan, &place, data.len());
             let accumulator = accumulator(scratch, bytes);
@@ -285,25 +214,23 @@ impl Communicator {
             return self.perform(call, &mut exchange);
         }
         if data.len() > ONE_HOP_BYTES && plan.world_size > 1 {
-            let mut exchange = Sliced {
-                plan,
-                data,
-                accumulator: accumulator(scratch, BURST / plan.element * size),
-                reduced: 0,
-                turn: 0,
-                folded: 0,
-            };
-            return self.perform(call, &mut exchange);
+            let fold = SliceFold::new(plan, scratch);
+            return self.perform(call, &mut Sliced { fold, data, root });
         }
+        let size = plan.reduction.accumulator_size();
         let accumulator = accumulator(scratch, data.len() / plan.element * size);
         let mut exchange = OneHop {
             plan,
             data,
             accumulator,
             turn: 0,
+            root,
         };
+        let gets_result = exchange.gets_result(plan.rank);
         self.perform(call, &mut exchange)?;
-        plan.reduction.finish(data, accumulator);
+        if gets_result {
+            plan.reduction.finish(data, accumulator);
+        }
         Ok(())
     }
 }

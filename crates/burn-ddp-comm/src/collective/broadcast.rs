@@ -112,29 +112,20 @@ impl Exchange for Broadcast<'_> {
 impl Communicator {
     /// Replaces every rank's `data` by `root`'s.
     pub(crate) fn broadcast(&mut self, dtype: DType, data: &mut [u8], root: usize) -> Result<()> {
-        let call = Call {
-            collective: Collective::Broadcast,
-            dtype,
-            op: None,
-            root: Some(root),
-            count: data.len() / dtype.size(),
-        };
-        self.check_root(&call, root)?;
-        let tree = Tree::new(self.rank(), self.world_size(), root);
-        self.perform(&call, &mut Broadcast { tree, data })
+        let mut call = Call::with_elements(Collective::Broadcast, dtype, data.len());
+        call.root = Some(root);
+        self.broadcast_from(&call, data, root)
     }
 
-    pub(super) fn check_root(&mut self, call: &Call, root: usize) -> Result<()> {
-        if root < self.world_size() {
-            return Ok(());
-        }
-        Err(self.refuse(
-            call,
-            &format!(
-                "there is no rank {root} to broadcast from in a group of {}",
-                self.world_size()
-            ),
-        ))
+    pub(super) fn broadcast_from(
+        &mut self,
+        call: &Call,
+        data: &mut [u8],
+        root: usize,
+    ) -> Result<()> {
+        self.check_root(call, root)?;
+        let tree = Tree::new(self.rank(), self.world_size(), root);
+        self.perform(call, &mut Broadcast { tree, data })
     }
 }
 

@@ -2,11 +2,23 @@
 //! and the bytes that each puts on the wire.
 
 mod all_gather;
+mod all_gather_variable;
 mod all_reduce;
+mod all_to_all;
+mod arguments;
 mod barrier;
 mod broadcast;
+mod coalesced;
+mod direct;
+mod gather;
 mod hierarchical;
 mod object;
+mod point_to_point;
+mod reduce;
+mod reduce_scatter;
+mod scatter;
+mod slice_fold;
+mod variable;
 
 pub(crate) use hierarchical::Topology;
 

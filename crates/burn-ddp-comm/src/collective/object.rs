@@ -2,71 +2,16 @@
 //! broadcast or directly from all to all.
 
 use super::broadcast::Tree;
+use super::variable::{Arriving, LENGTH_BYTES, MAX_OBJECT_BYTES, Variable};
 use super::{Exchange, Peers};
+use crate::Result;
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
-use crate::peer::{Moved, Stop};
-use crate::{Error, Result};
-
-/// Most bytes that an encoded object may have: 1 GiB.
-pub(crate) const MAX_OBJECT_BYTES: usize = 1 << 30;
-
-const LENGTH_BYTES: usize = size_of::<u64>();
-
-/// An object on its way in.
-#[derive(Default)]
-struct Incoming {
-    length: [u8; LENGTH_BYTES],
-    body: Vec<u8>,
-}
-
-impl Incoming {
-    fn whole(body: Vec<u8>) -> Self {
-        Self {
-            length: (body.len() as u64).to_le_bytes(),
-            body,
-        }
-    }
-
-    /// Makes room for the body whose length has arrived from `rank`.
-    fn allocate(&mut self, rank: usize) -> Result<(), Stop> {
-        let length = u64::from_le_bytes(self.length);
-        let length = usize::try_from(length)
-            .ok()
-            .filter(|&length| length <= MAX_OBJECT_BYTES)
-            .ok_or_else(|| Stop::Broken {
-                rank,
-                reason: format!("it announced an object of {length} bytes"),
-            })?;
-        self.body.try_reserve_exact(length).map_err(|error| {
-            Stop::Failed(Error::environment_from(
-                format!("no memory for an object of {length} bytes from rank {rank}"),
-                error,
-            ))
-        })?;
-        self.body.resize(length, 0);
-        Ok(())
-    }
-
-    /// Receives on from `peer`.
-    fn receive(&mut self, peer: &mut crate::peer::Peer) -> Moved {
-        let mut moved = false;
-        if peer.receiving() == 1 {
-            moved |= peer.receive(&mut self.length)?;
-            if peer.receiving() == 2 {
-                self.allocate(peer.rank)?;
-            }
-        }
-        if peer.receiving() == 2 {
-            moved |= peer.receive(&mut self.body)?;
-        }
-        Ok(moved)
-    }
-}
+use crate::peer::Moved;
 
 struct BroadcastObject {
     tree: Tree,
-    object: Incoming,
+    object: Arriving,
 }
 
 impl Exchange for BroadcastObject {
@@ -103,33 +48,6 @@ impl Exchange for BroadcastObject {
     }
 }
 
-struct AllGatherObject {
-    rank: usize,
-    objects: Vec<Incoming>,
-}
-
-impl Exchange for AllGatherObject {
-    fn segments(&self, _rank: usize) -> (usize, usize) {
-        (2, 2)
-    }
-
-    fn advance(&mut self, peers: &mut Peers) -> Moved {
-        let mut moved = false;
-        for (rank, peer) in peers.iter_mut().enumerate() {
-            let Some(peer) = peer else { continue };
-            let own = &self.objects[self.rank];
-            if peer.sending() == 1 {
-                moved |= peer.send(&own.length, LENGTH_BYTES)?;
-            }
-            if peer.sending() == 2 {
-                moved |= peer.send(&own.body, own.body.len())?;
-            }
-            moved |= self.objects[rank].receive(peer)?;
-        }
-        Ok(moved)
-    }
-}
-
 impl Communicator {
     /// The bytes that `root` gives.
     pub(crate) fn broadcast_bytes(
@@ -143,9 +61,9 @@ impl Communicator {
             let Some(bytes) = self.accept_object(&call, bytes)? else {
                 return Err(self.refuse(&call, "the root has to give a value, and gave `None`"));
             };
-            Incoming::whole(bytes)
+            Arriving::whole(bytes)
         } else {
-            Incoming::default()
+            Arriving::object()
         };
         let tree = Tree::new(self.rank(), self.world_size(), root);
         let mut exchange = BroadcastObject { tree, object };
@@ -159,13 +77,38 @@ impl Communicator {
         let bytes = self
             .accept_object(&call, bytes.map(Some))?
             .unwrap_or_default();
-        let mut objects: Vec<Incoming> = Vec::new();
-        objects.resize_with(self.world_size(), Incoming::default);
         let rank = self.rank();
-        objects[rank] = Incoming::whole(bytes);
-        let mut exchange = AllGatherObject { rank, objects };
+        let mut exchange = Variable {
+            outgoing: |_: usize| Some(bytes.as_slice()),
+            incoming: (0..self.world_size())
+                .map(|from| (from != rank).then(Arriving::object))
+                .collect(),
+        };
         self.perform(&call, &mut exchange)?;
-        Ok(exchange.objects.into_iter().map(|o| o.body).collect())
+        Ok(exchange.into_bodies(&bytes))
+    }
+
+    /// Every rank's bytes on `root`, in rank order, and nothing elsewhere.
+    pub(crate) fn gather_bytes(
+        &mut self,
+        bytes: Result<Vec<u8>>,
+        root: usize,
+    ) -> Result<Option<Vec<Vec<u8>>>> {
+        let call = Call::without_elements(Collective::GatherObject, Some(root));
+        self.check_root(&call, root)?;
+        let bytes = self
+            .accept_object(&call, bytes.map(Some))?
+            .unwrap_or_default();
+        let rank = self.rank();
+        let is_root = rank == root;
+        let mut exchange = Variable {
+            outgoing: |to: usize| (to == root).then_some(bytes.as_slice()),
+            incoming: (0..self.world_size())
+                .map(|from| (is_root && from != rank).then(Arriving::object))
+                .collect(),
+        };
+        self.perform(&call, &mut exchange)?;
+        Ok(is_root.then(|| exchange.into_bodies(&bytes)))
     }
 
     fn accept_object(
