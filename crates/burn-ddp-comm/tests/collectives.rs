@@ -3,7 +3,7 @@
 
 mod ranks;
 
-use burn_ddp_comm::{Element, ProcessGroup, ReduceOp};
+use burn_ddp_comm::{Element, ProcessGroup, ReduceOp, Transfer};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -141,6 +141,20 @@ fn check<T: Case>(group: &ProcessGroup, rng: &mut StdRng, digest: &mut Sha256) {
                 .collect();
             assert!(bytes(&data) == bytes(&expected), "{op:?} of {len} elements");
             digest.update(bytes(&data));
+
+            let root = rng.random_range(0..world_size);
+            let mut data = inputs[rank].clone();
+            group.reduce(&mut data, op, root).unwrap();
+            if rank == root {
+                assert!(bytes(&data) == bytes(&expected), "reduce {op:?} of {len}");
+            }
+
+            let block = len / world_size;
+            let mut out = vec![T::zeroed(); block];
+            let data = &inputs[rank][..block * world_size];
+            group.reduce_scatter(data, &mut out, op).unwrap();
+            let own = &expected[rank * block..][..block];
+            assert!(bytes(&out) == bytes(own), "reduce_scatter {op:?} of {len}");
         }
         let root = rng.random_range(0..world_size);
         let mut data = inputs[rank].clone();
@@ -155,7 +169,90 @@ fn check<T: Case>(group: &ProcessGroup, rng: &mut StdRng, digest: &mut Sha256) {
             "all_gather of {len}"
         );
         digest.update(bytes(&out));
+        check_moves(group, &inputs, rng.random_range(0..world_size));
+        check_coalesced(group, &inputs, rng.random_range(0..world_size));
     }
+}
+
+/// What moves elements and reduces nothing. `inputs`: every rank's.
+fn check_moves<T: Case>(group: &ProcessGroup, inputs: &[Vec<T>], root: usize) {
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let (own, len) = (&inputs[rank], inputs[0].len());
+
+    let mut out = vec![T::zeroed(); if rank == root { len * world_size } else { 0 }];
+    group.gather(own, &mut out, root).unwrap();
+    if rank == root {
+        assert!(bytes(&out) == bytes(&inputs.concat()), "gather of {len}");
+    }
+    // Back to where they came from.
+    let mut back = vec![T::zeroed(); len];
+    group.scatter(&out, &mut back, root).unwrap();
+    assert!(bytes(&back) == bytes(own), "scatter of {len}");
+
+    let block = len / world_size;
+    let mut out = vec![T::zeroed(); block * world_size];
+    let data = &own[..block * world_size];
+    group.all_to_all(data, &mut out).unwrap();
+    for (from, part) in out.chunks(block.max(1)).enumerate() {
+        assert!(bytes(part) == bytes(&inputs[from][rank * block..][..block]));
+    }
+
+    // Of another length from every rank, and to every rank.
+    let cut = |from: usize, to: usize| &inputs[from][..len / (1 + (from + 2 * to) % 5)];
+    let all = group.all_gather_v(cut(rank, 0)).unwrap();
+    for (from, part) in all.iter().enumerate() {
+        assert!(bytes(part) == bytes(cut(from, 0)), "all_gather_v of {len}");
+    }
+    let parts: Vec<&[T]> = (0..world_size).map(|to| cut(rank, to)).collect();
+    let all = group.all_to_all_v(&parts).unwrap();
+    assert_eq!(all.len(), world_size);
+    for (from, part) in all.iter().enumerate() {
+        assert!(
+            bytes(part) == bytes(cut(from, rank)),
+            "all_to_all_v of {len}"
+        );
+    }
+
+    // Round a ring, and with all at once.
+    let (next, before) = (
+        (rank + 1) % world_size,
+        (rank + world_size - 1) % world_size,
+    );
+    let mut out = vec![T::zeroed(); len];
+    group.send_recv(own, next, &mut out, before).unwrap();
+    assert!(bytes(&out) == bytes(&inputs[before]), "send_recv of {len}");
+    let mut outs = vec![vec![T::zeroed(); len]; world_size];
+    let receive = outs.iter_mut().enumerate();
+    let mut transfers: Vec<Transfer<'_, T>> = receive
+        .map(|(from, data)| Transfer::Recv { data, from })
+        .collect();
+    transfers.extend((0..world_size).map(|to| Transfer::Send { data: own, to }));
+    group.batch_send_recv(&mut transfers).unwrap();
+    assert!(outs == inputs, "batch_send_recv of {len}");
+}
+
+fn check_coalesced<T: Case>(group: &ProcessGroup, inputs: &[Vec<T>], root: usize) {
+    // Cuts that are no multiple of anything.
+    let split = |data: &mut Vec<T>, run: &mut dyn FnMut(&mut [&mut [T]])| {
+        let third = data.len() / 3;
+        let (first, rest) = data.split_at_mut(third);
+        let half = rest.len() / 2;
+        let (second, last) = rest.split_at_mut(half);
+        run(&mut [first, second, &mut [], last]);
+    };
+    let mut together = inputs[group.rank()].clone();
+    split(&mut together, &mut |buffers| {
+        group.all_reduce_coalesced(buffers, ReduceOp::Sum).unwrap();
+    });
+    let mut alone = inputs[group.rank()].clone();
+    group.all_reduce(&mut alone, ReduceOp::Sum).unwrap();
+    assert!(bytes(&together) == bytes(&alone), "all_reduce_coalesced");
+
+    let mut data = inputs[group.rank()].clone();
+    split(&mut data, &mut |buffers| {
+        group.broadcast_coalesced(buffers, root).unwrap();
+    });
+    assert!(bytes(&data) == bytes(&inputs[root]), "broadcast_coalesced");
 }
 
 /// Longer than the rings hold.
@@ -174,12 +271,16 @@ fn check_long(group: &ProcessGroup, digest: &mut Sha256) {
     digest.update(bytes(&data));
     group.broadcast(&mut data, 0).unwrap();
     digest.update(bytes(&data));
+    check_moves(group, &inputs, 0);
 }
 
 fn check_objects(group: &ProcessGroup) {
     let object = |rank: usize| (format!("rank {rank}"), vec![rank as u32; 5000 * rank]);
     let rank = group.rank();
     for root in 0..group.world_size() {
+        let gathered = group.gather_object(&object(rank), root).unwrap();
+        let expected = (0..group.world_size()).map(object).collect::<Vec<_>>();
+        assert_eq!(gathered, (rank == root).then_some(expected));
         let given = (rank == root).then(|| object(root));
         assert_eq!(group.broadcast_object(given, root).unwrap(), object(root));
         // What others give is ignored.
