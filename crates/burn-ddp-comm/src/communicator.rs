@@ -1,12 +1,14 @@
 //! What runs a group's operations, one at a time: the links to the peers.
 
 mod explanation;
+mod patience;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
 use crate::collective::{Exchange, Peers, Topology};
+use crate::liveness::Limits;
 use crate::membership::Membership;
 use crate::operation::{Operation, Pair};
 use crate::pair_call::PairCall;
@@ -27,10 +29,16 @@ pub(crate) struct Communicator {
     /// `None` in a group of one.
     waiter: Option<Waiter>,
     membership: Arc<Membership>,
-    timeout: Duration,
+    limits: Limits,
     topology: Topology,
     scratch: Vec<u128>,
     staging: Vec<u128>,
+    /// The current operation's number in the flight recorder.
+    flight: u64,
+    /// For how long nothing had moved at the last look.
+    still: Duration,
+    /// When the log tells of a wait next.
+    next_log: Duration,
 }
 
 impl Communicator {
@@ -43,10 +51,16 @@ impl Communicator {
             peers: vec![None],
             waiter: None,
             membership,
-            timeout: Duration::MAX,
+            limits: Limits {
+                timeout: Duration::MAX,
+                patience: Duration::MAX,
+            },
             topology: Topology::new(&[0]),
             scratch: Vec::new(),
             staging: Vec::new(),
+            flight: 0,
+            still: Duration::ZERO,
+            next_log: Duration::ZERO,
         }
     }
 
@@ -58,7 +72,7 @@ impl Communicator {
         links: Vec<Option<Link>>,
         waiter: Waiter,
         membership: Arc<Membership>,
-        timeout: Duration,
+        limits: Limits,
         topology: Topology,
     ) -> Self {
         let peers = links
@@ -73,10 +87,13 @@ impl Communicator {
             peers,
             waiter: Some(waiter),
             membership,
-            timeout,
+            limits,
             topology,
             scratch: Vec::new(),
             staging: Vec::new(),
+            flight: 0,
+            still: Duration::ZERO,
+            next_log: Duration::ZERO,
         }
     }
 
@@ -111,6 +128,11 @@ impl Communicator {
     /// Memory in which several buffers are made one, reused likewise.
     pub(crate) fn staging(&mut self) -> &mut Vec<u128> {
         &mut self.staging
+    }
+
+    /// Says which number the next operation has in the flight recorder.
+    pub(crate) fn set_flight(&mut self, flight: u64) {
+        self.flight = flight;
     }
 
     /// Says whether operations run in the communication thread, beside a thread
@@ -171,14 +193,15 @@ impl Communicator {
 
     /// Drives an operation that has begun to its end.
     fn complete(&mut self, operation: &Operation, exchange: &mut impl Exchange) -> Result<()> {
-        let result = self.drive(exchange);
+        self.membership.recorder().begin(self.flight, operation);
+        let result = self.drive(operation, exchange);
         if let Some(waiter) = &mut self.waiter {
             waiter.moved();
         }
         result.map_err(|stop| self.explain(operation, stop))
     }
 
-    fn drive(&mut self, exchange: &mut impl Exchange) -> Result<(), Stop> {
+    fn drive(&mut self, operation: &Operation, exchange: &mut impl Exchange) -> Result<(), Stop> {
         loop {
             let mut moved = false;
             let peers: &mut Peers = &mut self.peers;
@@ -198,12 +221,17 @@ impl Communicator {
             }
             if let Some(waiter) = &mut self.waiter {
                 if moved {
-                    waiter.moved();
+                    if waiter.moved() {
+                        self.membership.recorder().moved(self.flight);
+                    }
                 } else {
                     let (membership, scope) = (&self.membership, &self.scope);
-                    waiter.idle(peers, |peer| {
+                    let still = waiter.idle(peers, |peer| {
                         peer.link.is_closed() || membership.has_left(scope.job_ranks[peer.rank])
                     })?;
+                    if let Some(still) = still {
+                        self.look_around(operation, still)?;
+                    }
                 }
             }
         }

@@ -38,6 +38,8 @@ pub(crate) struct LaunchEnv {
     pub(crate) secret: Option<Secret>,
     /// How long a collective may wait.
     pub(crate) timeout: Duration,
+    /// See [`GroupConfig::patience`].
+    pub(crate) patience: Option<Duration>,
     /// How long set-up may wait.
     pub(crate) store_timeout: Duration,
     /// Whether to use TCP between all ranks, for tests.
@@ -95,6 +97,7 @@ impl LaunchEnv {
             launcher_hosts_store: reader.choice("BURN_DDP_STORE", "launcher"),
             secret: reader.secret(),
             timeout: reader.seconds("BURN_DDP_TIMEOUT_SECONDS", GroupConfig::DEFAULT_TIMEOUT),
+            patience: reader.optional_seconds("BURN_DDP_PATIENCE_SECONDS"),
             store_timeout: reader.seconds(
                 "BURN_DDP_STORE_TIMEOUT_SECONDS",
                 GroupConfig::DEFAULT_STORE_TIMEOUT,
@@ -130,6 +133,10 @@ impl LaunchEnv {
         .timeout(self.timeout)
         .store_timeout(self.store_timeout)
         .force_tcp(self.force_tcp);
+        let config = match self.patience {
+            Some(patience) => config.patience(patience),
+            None => config,
+        };
         match self.secret {
             Some(secret) => config.secret(secret),
             None => config,
@@ -250,19 +257,19 @@ impl Reader<'_> {
     }
 
     fn seconds(&mut self, name: &str, default: Duration) -> Duration {
-        match self.parsed::<f64>(name, "a number of seconds") {
-            None => default,
-            Some(seconds) if seconds > 0.0 && seconds <= LONGEST_TIMEOUT_SECONDS => {
-                Duration::from_secs_f64(seconds)
-            }
-            Some(seconds) => {
-                self.problem(format!(
-                    "{name} is {seconds}, which is not more than 0 and at most \
-                     {LONGEST_TIMEOUT_SECONDS} seconds"
-                ));
-                default
-            }
+        self.optional_seconds(name).unwrap_or(default)
+    }
+
+    fn optional_seconds(&mut self, name: &str) -> Option<Duration> {
+        let seconds = self.parsed::<f64>(name, "a number of seconds")?;
+        if seconds > 0.0 && seconds <= LONGEST_TIMEOUT_SECONDS {
+            return Some(Duration::from_secs_f64(seconds));
         }
+        self.problem(format!(
+            "{name} is {seconds}, which is not more than 0 and at most \
+             {LONGEST_TIMEOUT_SECONDS} seconds"
+        ));
+        None
     }
 
     /// A variable that is `value` or not set.

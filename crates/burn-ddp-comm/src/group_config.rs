@@ -2,8 +2,15 @@
 
 use std::time::Duration;
 
+use crate::liveness::Limits;
 use crate::store::StoreConfig;
 use crate::{Error, Result, Secret};
+
+/// How many times as long a busy rank is waited for as a silent one.
+const PATIENCE_FACTOR: u32 = 12;
+
+/// Several heartbeats: one may be late.
+const SHORTEST_SILENCE: Duration = Duration::from_secs(3);
 
 /// The settings of [`ProcessGroup::new`](crate::ProcessGroup::new).
 ///
@@ -27,6 +34,7 @@ pub struct GroupConfig {
     pub(crate) secret: Option<Secret>,
     pub(crate) host_store: bool,
     pub(crate) timeout: Duration,
+    pub(crate) patience: Option<Duration>,
     pub(crate) store_timeout: Duration,
     pub(crate) force_tcp: bool,
 }
@@ -50,6 +58,7 @@ impl GroupConfig {
             secret: None,
             host_store: rank == 0,
             timeout: Self::DEFAULT_TIMEOUT,
+            patience: None,
             store_timeout: Self::DEFAULT_STORE_TIMEOUT,
             force_tcp: false,
         }
@@ -80,11 +89,33 @@ impl GroupConfig {
     }
 
     /// How long a collective waits without any progress before it fails and
-    /// names the ranks that did not arrive.
+    /// names the ranks that did not arrive; and how long a rank may be silent, which
+    /// otherwise says once a second that it runs, before it is taken to be gone.
+    ///
+    /// While a rank that is waited for, or for whom that rank waits, is known to be
+    /// busy with something else (it compiles, tunes, saves), the wait goes on up to
+    /// the [`patience`](Self::patience), and the log says once a minute who is
+    /// waited for.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// How long a collective waits without any progress for a rank that is busy
+    /// with something else; by default 12 times the [`timeout`](Self::timeout).
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let patience = self.patience.unwrap_or(self.timeout * PATIENCE_FACTOR);
+        Limits {
+            timeout: self.timeout,
+            patience: patience.max(self.timeout),
+        }
     }
 
     /// How long set-up waits for the store and for the other ranks.
@@ -137,6 +168,7 @@ impl GroupConfig {
             world_size: self.world_size,
             host_store: self.host_store,
             timeout: self.store_timeout,
+            silence: self.timeout.max(SHORTEST_SILENCE),
         }
     }
 }

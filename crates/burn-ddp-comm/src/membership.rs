@@ -2,11 +2,18 @@
 //! left it.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::fault::Fault;
+use crate::flight_recorder::FlightRecorder;
+use crate::liveness::Standing;
 use crate::store::StoreClient;
 use crate::{Error, Result};
+
+/// Names the directory to which a rank writes its flight record when its group
+/// fails; none is written where it is not set.
+const FLIGHT_DIRECTORY: &str = "BURN_DDP_FLIGHT_DIR";
 
 /// A job's fault, and the store through which its ranks tell each other. All
 /// groups that a rank is in share it.
@@ -14,6 +21,7 @@ pub(crate) struct Membership {
     /// This rank's number in the job.
     job_rank: usize,
     fault: Arc<Fault>,
+    recorder: Arc<FlightRecorder>,
     /// `None` in a group of one.
     store: Option<StoreClient>,
 }
@@ -24,6 +32,7 @@ impl Membership {
         Self {
             job_rank: 0,
             fault: Arc::new(Fault::new()),
+            recorder: Arc::new(FlightRecorder::new(0, 1)),
             store: None,
         }
     }
@@ -31,11 +40,37 @@ impl Membership {
     /// The membership of rank `job_rank` that `store` keeps. It ends when this is
     /// dropped.
     pub(crate) fn new(job_rank: usize, store: StoreClient) -> Self {
-        Self {
+        let membership = Self {
             job_rank,
             fault: Arc::clone(store.fault()),
+            recorder: Arc::clone(store.recorder()),
             store: Some(store),
+        };
+        if let Some(directory) = std::env::var_os(FLIGHT_DIRECTORY).filter(|dir| !dir.is_empty()) {
+            membership.write_when_failed(directory.into());
         }
+        membership
+    }
+
+    /// Has the flight record written to `directory` as soon as the group fails.
+    fn write_when_failed(&self, directory: PathBuf) {
+        let recorder = Arc::clone(&self.recorder);
+        let fault = Arc::downgrade(&self.fault);
+        self.fault.on_set(move || {
+            let error = fault.upgrade().and_then(|fault| fault.error());
+            let reason = error.map_or_else(String::new, |error| error.to_string());
+            if let Err(error) = recorder.write(&directory, &reason) {
+                tracing::warn!(
+                    "could not write the flight record to {} ({FLIGHT_DIRECTORY}): {error}",
+                    directory.display()
+                );
+            }
+        });
+    }
+
+    /// The recorder of this rank's operations.
+    pub(crate) fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.recorder
     }
 
     /// This rank's number in the job.
@@ -77,6 +112,11 @@ impl Membership {
             Some(store) => store.fail(error),
             None => self.fault.set(error),
         }
+    }
+
+    /// How every rank of the job stands, if the store says so soon.
+    pub(crate) fn standings(&self) -> Option<Vec<Standing>> {
+        self.store.as_ref()?.standings()
     }
 
     /// Whether the job's rank `rank` has left it in good order.

@@ -10,6 +10,7 @@ mod split;
 pub use point_to_point::Transfer;
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -164,7 +165,6 @@ impl ProcessGroup {
         started: Instant,
     ) -> Result<Self> {
         let waiter = Waiter::new(
-            config.timeout,
             Arc::clone(membership.fault()),
             mesh.segment,
             mesh.sockets,
@@ -177,7 +177,7 @@ impl ProcessGroup {
             mesh.links,
             waiter,
             Arc::clone(&membership),
-            config.timeout,
+            config.limits(),
             mesh.topology,
         );
         Ok(Self {
@@ -251,12 +251,27 @@ impl ProcessGroup {
         self.inner.setup_time
     }
 
+    /// Records that an operation was called at `location`.
+    fn enqueue(&self, location: &'static Location<'static>) -> u64 {
+        let recorder = self.inner.membership.recorder();
+        recorder.enqueue(&self.inner.scope, self.inner.rank, location)
+    }
+
+    #[track_caller]
     fn run<R>(&self, operation: impl FnOnce(&mut Communicator) -> Result<R>) -> Result<R> {
         // At once, and not behind the operations that are about to fail.
         self.inner.membership.check()?;
-        self.inner.engine.run(operation)
+        let flight = self.enqueue(Location::caller());
+        self.inner.engine.run(|communicator| {
+            communicator.set_flight(flight);
+            let result = operation(communicator);
+            let recorder = self.inner.membership.recorder();
+            recorder.end(flight, result.is_err());
+            result
+        })
     }
 
+    #[track_caller]
     fn submit<B: Send + 'static>(
         &self,
         mut buffers: B,
@@ -268,8 +283,12 @@ impl ProcessGroup {
             completion.complete(result.map(|()| buffers));
             return work;
         }
+        let flight = self.enqueue(Location::caller());
+        let recorder = Arc::clone(self.inner.membership.recorder());
         let job = Box::new(move |communicator: &mut Communicator| {
+            communicator.set_flight(flight);
             let result = operation(communicator, &mut buffers);
+            recorder.end(flight, result.is_err());
             completion.complete(result.map(|()| buffers));
         });
         let name = format!("ddp rank {}", self.inner.membership.job_rank());

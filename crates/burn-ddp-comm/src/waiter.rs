@@ -47,9 +47,15 @@ const BACKGROUND: Patience = Patience {
     yielding: Duration::ZERO,
 };
 
+/// Between two looks at the clock there are no more than a sleep and a question to
+/// the store: if more time has passed, this process was stopped meanwhile.
+const LONGEST_GAP: Duration = Duration::from_millis(1500);
+
+/// After how long without progress a wait is looked at first.
+const FIRST_LOOK: Duration = Duration::from_millis(250);
+
 /// The state of one rank's waiting.
 pub(crate) struct Waiter {
-    timeout: Duration,
     fault: Arc<Fault>,
     /// What the fault wakes this waiter by.
     waker: WakerId,
@@ -62,6 +68,10 @@ pub(crate) struct Waiter {
     /// Passes since anything moved.
     idle_passes: u32,
     idle_since: Option<Instant>,
+    /// When the clock was last looked at while nothing moved.
+    last_look: Option<Instant>,
+    /// After how long without progress the wait is looked at next.
+    look_at: Duration,
     /// Set while the doorbell is armed: the number to sleep with.
     armed: Option<u32>,
     /// Awaited ranks that had left before the last pass began.
@@ -71,15 +81,13 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// A waiter that gives up after `timeout` without progress. `segment`: this
-    /// rank's, if it has peers in shared memory. `sockets`: whether it has peers
+    /// A waiter that `fault` wakes. `segment`: this rank's, if it has peers in shared memory. `sockets`: whether it has peers
     /// over TCP. `crowded`: whether the host has more ranks than cores.
     ///
     /// # Errors
     ///
     /// Environment: no file descriptor to be had.
     pub(crate) fn new(
-        timeout: Duration,
         fault: Arc<Fault>,
         segment: Option<Arc<Mapping>>,
         sockets: bool,
@@ -101,7 +109,6 @@ impl Waiter {
             }
         });
         Ok(Self {
-            timeout,
             fault,
             waker,
             segment,
@@ -110,6 +117,8 @@ impl Waiter {
             background: false,
             idle_passes: 0,
             idle_since: None,
+            last_look: None,
+            look_at: FIRST_LOOK,
             armed: None,
             left: Vec::new(),
             failed: false,
@@ -121,10 +130,13 @@ impl Waiter {
         self.background = background;
     }
 
-    /// Ends the waiting: something moved.
-    pub(crate) fn moved(&mut self) {
+    /// Ends the waiting: something moved. Whether the wait had been looked at.
+    pub(crate) fn moved(&mut self) -> bool {
+        let looked = self.look_at != FIRST_LOOK;
+        self.look_at = FIRST_LOOK;
         self.idle_passes = 0;
         self.idle_since = None;
+        self.last_look = None;
         self.left.clear();
         self.failed = false;
         if self.armed.take().is_some()
@@ -132,51 +144,58 @@ impl Waiter {
         {
             segment.doorbell().disarm();
         }
+        looked
+    }
+
+    /// Says after how long without progress, in all, to look at the wait again.
+    pub(crate) fn look_again(&mut self, at: Duration) {
+        self.look_at = at;
     }
 
     /// Waits a little after a pass in which nothing moved. `has_left` says
-    /// whether a peer has left the group.
+    /// whether a peer has left the group. Returns for how long nothing has moved,
+    /// when that is to be looked at.
     ///
     /// # Errors
     ///
-    /// The group failed, the time is up, or an awaited rank has left.
+    /// The group failed, or an awaited rank has left.
     pub(crate) fn idle(
         &mut self,
         peers: &Peers,
         has_left: impl Fn(&Peer) -> bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<Option<Duration>, Stop> {
         // One more pass follows: what a rank sent before it died completes a
         // collective that it had completed.
         if self.fault.is_set() {
             return match std::mem::replace(&mut self.failed, true) {
                 true => Err(Stop::Fault),
-                false => Ok(()),
+                false => Ok(None),
             };
         }
         let patience = self.patience();
         self.idle_passes += 1;
         if !patience.spin.is_zero() && !self.idle_passes.is_multiple_of(PASSES_PER_LOOK) {
             std::hint::spin_loop();
-            return Ok(());
+            return Ok(None);
         }
-        let waited = self.idle_since.get_or_insert_with(Instant::now).elapsed();
+        let waited = self.waited();
         if waited < patience.spin {
-            return Ok(());
+            return Ok(None);
         }
         if waited < patience.spin + patience.yielding {
             std::thread::yield_now();
-            return Ok(());
+            return Ok(None);
         }
         // One more pass follows an arming, and so does one that finds that a
         // rank has left: what it sent before must not be overlooked.
         if let Some(armed) = self.armed {
-            if waited >= self.timeout {
-                return Err(Stop::Deadline);
-            }
             if !self.left.is_empty() {
                 return Err(Stop::Left(std::mem::take(&mut self.left)));
             }
-            self.sleep(peers, armed, self.timeout - waited)?;
+            if waited >= self.look_at {
+                return Ok(Some(waited));
+            }
+            self.sleep(peers, armed, self.look_at - waited)?;
             // Every pass to the next sleep is a look around.
             self.idle_passes = PASSES_PER_LOOK - 1;
         }
@@ -191,7 +210,19 @@ impl Waiter {
                 .filter(|peer| Self::can_miss_end(peer) && has_left(peer))
                 .map(|peer| peer.rank),
         );
-        Ok(())
+        Ok(None)
+    }
+
+    /// For how long nothing has moved, but for the time in which this process was
+    /// stopped.
+    fn waited(&mut self) -> Duration {
+        let now = Instant::now();
+        let since = self.idle_since.get_or_insert(now);
+        let gap = now - self.last_look.replace(now).unwrap_or(now);
+        if gap > LONGEST_GAP {
+            *since += gap;
+        }
+        now - *since
     }
 
     /// Whether only the store says that this peer, which is needed, is gone. A

@@ -11,6 +11,7 @@ use super::Topology;
 use super::all_reduce::slice;
 use crate::communicator::Communicator;
 use crate::fault::Fault;
+use crate::liveness::Limits;
 use crate::membership::Membership;
 use crate::scope::Scope;
 use crate::transport::Link;
@@ -88,7 +89,7 @@ fn communicators(world_size: usize, kind: Kind) -> Vec<Communicator> {
             let fault = Arc::new(Fault::new());
             let segment = (kind != Kind::Tcp).then(|| Arc::clone(&segment.mapping));
             let sockets = kind != Kind::SharedMemory;
-            let waiter = Waiter::new(timeout, fault, segment, sockets, true).unwrap();
+            let waiter = Waiter::new(fault, segment, sockets, true).unwrap();
             let membership = Arc::new(Membership::single());
             let scope = Arc::new(Scope::world(world_size));
             let hosts: Vec<usize> = (0..world_size).map(|rank| kind.host(rank)).collect();
@@ -98,7 +99,10 @@ fn communicators(world_size: usize, kind: Kind) -> Vec<Communicator> {
                 links,
                 waiter,
                 membership,
-                timeout,
+                Limits {
+                    timeout,
+                    patience: timeout,
+                },
                 Topology::new(&hosts),
             )
         })

@@ -41,27 +41,33 @@ impl Communicator {
         self.fail(error)
     }
 
-    fn missed_deadline(&self, name: &str) -> Error {
+    /// Who is waited for, and how.
+    pub(super) fn awaited(&self) -> (Vec<usize>, &'static str) {
         let ranks = |awaited: fn(&Peer) -> bool| -> Vec<usize> {
             let peers = self.peers.iter().flatten();
             let ranks: Vec<usize> = peers.filter(|p| awaited(p)).map(|p| p.rank).collect();
             self.scope.in_job(&ranks)
         };
-        let limit = self.timeout.as_secs_f64();
         // Those that did not even begin are to blame, if there are any: the
         // others may wait for them as this rank does.
         let absent = ranks(|peer| peer.receiving() == 0);
         let slow = ranks(Peer::is_awaited);
-        let (ranks, what) = if !absent.is_empty() {
+        if !absent.is_empty() {
             (absent, "no data from")
         } else if !slow.is_empty() {
             (slow, "no more data from")
         } else {
             (ranks(|peer| !peer.is_done()), "no data taken by")
-        };
+        }
+    }
+
+    fn missed_deadline(&self, name: &str) -> Error {
+        let (ranks, what) = self.awaited();
+        let still = self.still().as_secs_f64();
         let text = format!(
-            "{name}: {what} {} for {limit} s (deadline)",
-            name_ranks(&ranks)
+            "{name}: {what} {} for {still:.1} s (deadline){}",
+            name_ranks(&ranks),
+            self.last_seen(&ranks)
         );
         Error::peer(ranks, text)
     }

@@ -57,6 +57,7 @@ fn torchruns_variables_are_understood() {
         ("BURN_DDP_STORE", "launcher"),
         ("BURN_DDP_TIMEOUT_SECONDS", "0.5"),
         ("BURN_DDP_STORE_TIMEOUT_SECONDS", "20"),
+        ("BURN_DDP_PATIENCE_SECONDS", "30"),
         ("BURN_DDP_TRANSPORT", "tcp"),
     ]))
     .unwrap()
@@ -65,9 +66,12 @@ fn torchruns_variables_are_understood() {
     assert_eq!((env.local_rank, env.local_world_size), (1, 2));
     assert_eq!(env.store_addr.as_deref(), Some("10.0.0.1:29500"));
     assert!(env.launcher_hosts_store && env.force_tcp);
-    assert_eq!(env.secret.unwrap().to_hex(), secret);
+    assert_eq!(env.secret.as_ref().unwrap().to_hex(), secret);
     assert_eq!(env.timeout, Duration::from_millis(500));
     assert_eq!(env.store_timeout, Duration::from_secs(20));
+    assert_eq!(env.patience, Some(Duration::from_secs(30)));
+    let limits = env.group_config().limits();
+    assert_eq!(limits.patience, Duration::from_secs(30));
 }
 
 #[test]
@@ -77,6 +81,7 @@ fn what_is_not_set_has_defaults() {
     assert_eq!(env.timeout, GroupConfig::DEFAULT_TIMEOUT);
     assert_eq!(env.store_timeout, GroupConfig::DEFAULT_STORE_TIMEOUT);
     let config = env.group_config();
+    assert_eq!(config.limits().patience, 12 * GroupConfig::DEFAULT_TIMEOUT);
     assert!(!config.host_store);
     assert_eq!(config.store_addr, "127.0.0.1:29500");
     let zero = parse(&with(&[("RANK", "0")])).unwrap().unwrap();

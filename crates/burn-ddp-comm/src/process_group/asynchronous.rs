@@ -9,6 +9,7 @@ use crate::{Element, ReduceOp, Result};
 /// the caller goes on. [`Work::wait`] returns the buffers.
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce), asynchronous.
+    #[track_caller]
     pub fn all_reduce_async<T: Element, B: AsMut<[T]> + Send + 'static>(
         &self,
         data: B,
@@ -20,6 +21,7 @@ impl ProcessGroup {
     }
 
     /// [`reduce`](Self::reduce), asynchronous.
+    #[track_caller]
     pub fn reduce_async<T: Element, B: AsMut<[T]> + Send + 'static>(
         &self,
         data: B,
@@ -33,6 +35,7 @@ impl ProcessGroup {
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter), asynchronous.
+    #[track_caller]
     pub fn reduce_scatter_async<T, B, O>(&self, data: B, out: O, op: ReduceOp) -> Work<(B, O)>
     where
         T: Element,
@@ -45,6 +48,7 @@ impl ProcessGroup {
     }
 
     /// [`broadcast`](Self::broadcast), asynchronous.
+    #[track_caller]
     pub fn broadcast_async<T: Element, B: AsMut<[T]> + Send + 'static>(
         &self,
         data: B,
@@ -56,6 +60,7 @@ impl ProcessGroup {
     }
 
     /// [`all_gather`](Self::all_gather), asynchronous.
+    #[track_caller]
     pub fn all_gather_async<T, B, O>(&self, data: B, out: O) -> Work<(B, O)>
     where
         T: Element,
@@ -68,6 +73,7 @@ impl ProcessGroup {
     }
 
     /// [`gather`](Self::gather), asynchronous.
+    #[track_caller]
     pub fn gather_async<T, B, O>(&self, data: B, out: O, root: usize) -> Work<(B, O)>
     where
         T: Element,
@@ -80,6 +86,7 @@ impl ProcessGroup {
     }
 
     /// [`scatter`](Self::scatter), asynchronous.
+    #[track_caller]
     pub fn scatter_async<T, B, O>(&self, data: B, out: O, root: usize) -> Work<(B, O)>
     where
         T: Element,
@@ -92,6 +99,7 @@ impl ProcessGroup {
     }
 
     /// [`all_to_all`](Self::all_to_all), asynchronous.
+    #[track_caller]
     pub fn all_to_all_async<T, B, O>(&self, data: B, out: O) -> Work<(B, O)>
     where
         T: Element,
@@ -104,11 +112,13 @@ impl ProcessGroup {
     }
 
     /// [`barrier`](Self::barrier), asynchronous.
+    #[track_caller]
     pub fn barrier_async(&self) -> Work<()> {
         self.submit((), |communicator, ()| communicator.barrier())
     }
 
     /// Submits an operation from one buffer to another.
+    #[track_caller]
     pub(super) fn submit_pair<T, B, O>(
         &self,
         data: B,

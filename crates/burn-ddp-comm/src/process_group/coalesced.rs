@@ -13,6 +13,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce). On an error, the buffers are as they
     /// were.
+    #[track_caller]
     pub fn all_reduce_coalesced<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -28,6 +29,7 @@ impl ProcessGroup {
     ///
     /// See [`broadcast`](Self::broadcast). On an error, the buffers are as they
     /// were.
+    #[track_caller]
     pub fn broadcast_coalesced<T: Element>(
         &self,
         buffers: &mut [&mut [T]],

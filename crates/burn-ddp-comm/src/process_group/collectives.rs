@@ -1,5 +1,7 @@
 //! The collectives, run by the calling thread.
 
+use std::time::Duration;
+
 use super::ProcessGroup;
 use crate::communicator::Communicator;
 use crate::{Element, ReduceOp, Result};
@@ -14,6 +16,7 @@ impl ProcessGroup {
     ///
     /// Usage: a rank called something else, or with other arguments. Peer: a
     /// rank failed, left, or did not arrive. `data` is undefined then.
+    #[track_caller]
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let data = bytemuck::cast_slice_mut(data);
         self.run(|communicator| communicator.all_reduce(T::DTYPE, data, op))
@@ -26,6 +29,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
     /// `root`.
+    #[track_caller]
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
         let data = bytemuck::cast_slice_mut(data);
         self.run(|communicator| communicator.reduce(T::DTYPE, data, op, root))
@@ -39,6 +43,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if `data` has another
     /// length.
+    #[track_caller]
     pub fn reduce_scatter<T: Element>(
         &self,
         data: &[T],
@@ -55,6 +60,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
     /// `root`.
+    #[track_caller]
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         let data = bytemuck::cast_slice_mut(data);
         self.run(|communicator| communicator.broadcast(T::DTYPE, data, root))
@@ -67,6 +73,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if `out` has another
     /// length.
+    #[track_caller]
     pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
         let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
         self.run(|communicator| communicator.all_gather(T::DTYPE, data, out))
@@ -78,6 +85,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce). Environment: there is no memory for
     /// what another rank gives.
+    #[track_caller]
     pub fn all_gather_v<T: Element>(&self, data: &[T]) -> Result<Vec<Vec<T>>> {
         let data = bytemuck::cast_slice(data);
         self.run(|communicator| communicator.all_gather_variable(T::DTYPE, data))
@@ -92,6 +100,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
     /// `root`, or its `out` has another length.
+    #[track_caller]
     pub fn gather<T: Element>(&self, data: &[T], out: &mut [T], root: usize) -> Result<()> {
         let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
         self.run(|communicator| communicator.gather(T::DTYPE, data, out, root))
@@ -105,6 +114,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
     /// `root`, or its `data` has another length.
+    #[track_caller]
     pub fn scatter<T: Element>(&self, data: &[T], out: &mut [T], root: usize) -> Result<()> {
         let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
         self.run(|communicator| communicator.scatter(T::DTYPE, data, out, root))
@@ -118,6 +128,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if the lengths differ or
     /// are no such multiple.
+    #[track_caller]
     pub fn all_to_all<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
         let (data, out) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(out));
         self.run(|communicator| communicator.all_to_all(T::DTYPE, data, out))
@@ -130,6 +141,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there are more or
     /// fewer parts. Environment: there is no memory for what another rank sends.
+    #[track_caller]
     pub fn all_to_all_v<T: Element>(&self, parts: &[&[T]]) -> Result<Vec<Vec<T>>> {
         let parts: Vec<&[u8]> = parts
             .iter()
@@ -144,8 +156,22 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// See [`all_reduce`](Self::all_reduce).
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.run(Communicator::barrier)
+    }
+
+    /// A [`barrier`](Self::barrier) that waits at most `timeout` for any rank, also
+    /// for one that is known to be busy: to find out who is missing. On every rank
+    /// the error names all ranks that did not call it, and what they were last seen
+    /// doing.
+    ///
+    /// # Errors
+    ///
+    /// See [`all_reduce`](Self::all_reduce); Usage also if `timeout` is zero.
+    #[track_caller]
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
+        self.run(|communicator| communicator.monitored_barrier(timeout))
     }
 }
 

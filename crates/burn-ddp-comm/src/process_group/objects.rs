@@ -15,6 +15,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if the root gives
     /// `None`, or a value that can't be encoded, or decoded as `T`.
+    #[track_caller]
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         value: Option<T>,
@@ -37,6 +38,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if a value can't be
     /// encoded, or decoded as `T`.
+    #[track_caller]
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
         let bytes = encode(value);
         let objects = self.run(|communicator| communicator.all_gather_bytes(bytes))?;
@@ -50,6 +52,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce); Usage also if there is no rank
     /// `root`, or a value can't be encoded, or decoded as `T`.
+    #[track_caller]
     pub fn gather_object<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,

@@ -36,6 +36,7 @@ impl ProcessGroup {
     ///
     /// Usage: there is no such other rank, or it called something else. Peer: a
     /// rank failed, left, or did not arrive.
+    #[track_caller]
     pub fn send<T: Element>(&self, data: &[T], to: usize) -> Result<()> {
         self.batch_send_recv(&mut [Transfer::Send { data, to }])
     }
@@ -45,6 +46,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// See [`send`](Self::send). `data` is undefined then.
+    #[track_caller]
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize) -> Result<()> {
         self.batch_send_recv(&mut [Transfer::Recv { data, from }])
     }
@@ -56,6 +58,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// See [`send`](Self::send). `out` is undefined then.
+    #[track_caller]
     pub fn send_recv<T: Element>(
         &self,
         data: &[T],
@@ -88,6 +91,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// See [`send`](Self::send). What is received is undefined then.
+    #[track_caller]
     pub fn batch_send_recv<T: Element>(&self, transfers: &mut [Transfer<'_, T>]) -> Result<()> {
         let mut outgoing: Vec<(usize, &[u8])> = Vec::new();
         let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
@@ -104,6 +108,7 @@ impl ProcessGroup {
 
     /// [`send`](Self::send), run by the group's communication thread while this
     /// one goes on.
+    #[track_caller]
     pub fn send_async<T: Element, B: AsRef<[T]> + Send + 'static>(
         &self,
         data: B,
@@ -117,6 +122,7 @@ impl ProcessGroup {
 
     /// [`recv`](Self::recv), run by the group's communication thread while this
     /// one goes on.
+    #[track_caller]
     pub fn recv_async<T: Element, B: AsMut<[T]> + Send + 'static>(
         &self,
         data: B,
@@ -130,6 +136,7 @@ impl ProcessGroup {
 
     /// [`send_recv`](Self::send_recv), run by the group's communication thread
     /// while this one goes on.
+    #[track_caller]
     pub fn send_recv_async<T, B, O>(&self, data: B, to: usize, out: O, from: usize) -> Work<(B, O)>
     where
         T: Element,

@@ -45,6 +45,7 @@ impl ProcessGroup {
     ///
     /// See [`all_reduce`](Self::all_reduce). Environment: another rank of the new
     /// group can't be reached.
+    #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let started = Instant::now();
         let choice = Choice {

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use serde_bytes::ByteBuf;
 
 use super::missing::{departed_error, missing_error};
-use super::protocol::{Answer, ErrorMessage, Request};
+use super::protocol::{Answer, ErrorMessage, MemberStatus, PresenceStatus, Request};
 use super::server::StoreServer;
 use super::session::{SEND_LIMIT, Session, Unanswered, seconds};
 use crate::fault::Fault;
+use crate::flight_recorder::FlightRecorder;
+use crate::liveness::Standing;
 use crate::{Error, Result};
 
 /// How long a farewell may take.
@@ -26,6 +28,9 @@ const HOST_LINGER_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// How long the store may take to say who is missing.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
+
+/// The same while something else waits for the answer.
+const STANDINGS_LIMIT: Duration = Duration::from_secs(1);
 
 /// A rank's connection to the store, for as long as it is in the group. A clone
 /// is another handle of it; with the last, the rank leaves the group in good
@@ -69,6 +74,11 @@ impl StoreClient {
     /// group fail, and when the store is lost.
     pub(crate) fn fault(&self) -> &Arc<Fault> {
         &self.inner.session.fault
+    }
+
+    /// The recorder of this rank's operations, of which the store is told.
+    pub(crate) fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.inner.session.recorder
     }
 
     /// Address of this machine by which it reaches the store, and by which
@@ -145,6 +155,27 @@ impl StoreClient {
         let error = ErrorMessage::new(error);
         // Without the store the others learn of it when this rank is gone.
         let _ = self.session().send(&Request::Poison { error });
+    }
+
+    /// How every rank stands, if the store says so soon.
+    pub(crate) fn standings(&self) -> Option<Vec<Standing>> {
+        let session = self.session();
+        let answer = session.call(
+            |id| Request::Status { id },
+            |id| session.await_answer(id, Instant::now() + STANDINGS_LIMIT),
+        );
+        let Ok(Answer::Members(members)) = answer else {
+            return None;
+        };
+        let standing = |member: MemberStatus| Standing {
+            silent: match member.presence {
+                PresenceStatus::Present { silent_ms } => Some(Duration::from_millis(silent_ms)),
+                PresenceStatus::Absent | PresenceStatus::Gone => None,
+            },
+            process: member.process,
+            activity: member.activity,
+        };
+        Some(members.into_iter().map(standing).collect())
     }
 
     /// Whether `rank` has left the group in good order.

@@ -43,6 +43,8 @@ pub(crate) struct StoreConfig {
     pub(crate) host_store: bool,
     /// How long to try to reach the store.
     pub(crate) timeout: Duration,
+    /// How long this rank, and the store, may be silent.
+    pub(crate) silence: Duration,
 }
 
 /// Why an attempt failed.
@@ -76,6 +78,7 @@ impl StoreClient {
             connected.address,
             connected.host,
             started,
+            config.silence,
         );
         let presence = presence::start(Arc::clone(&session), connected.received)
             .map_err(|error| Error::environment_from("can't start a thread", error))?;
@@ -240,6 +243,7 @@ fn hello(config: &StoreConfig) -> Result<Vec<u8>> {
         world_size: config.world_size,
         pid: std::process::id(),
         host: truncated(&host::name(), 255).to_owned(),
+        silence_ms: config.silence.as_millis() as u64,
     };
     rmp_serde::to_vec(&hello).map_err(|error| Error::environment_from("can't say hello", error))
 }

@@ -9,6 +9,7 @@ use serde_bytes::ByteBuf;
 use super::protocol::{
     Answer, Hello, MAX_KEY_BYTES, MAX_VALUE_BYTES, MemberStatus, PresenceStatus,
 };
+use crate::flight_recorder::Activity;
 
 /// Most bytes of keys and values that a group may keep.
 const MAX_STORED_BYTES: usize = 256 << 20;
@@ -37,6 +38,10 @@ pub(super) struct Member {
     /// "process 17 on node3"; empty before it has come.
     pub(super) process: String,
     last_words: Option<(Instant, String)>,
+    /// How long it may be silent.
+    silence_limit: Duration,
+    /// What it said it was doing.
+    pub(super) activity: Option<Activity>,
 }
 
 /// Where a rank is.
@@ -208,6 +213,12 @@ impl Group {
         self.waits.retain(|wait| wait.rank != rank || wait.id != id);
     }
 
+    /// How every rank stands.
+    pub(super) fn standing(&self, now: Instant) -> Vec<MemberStatus> {
+        let nothing: Vec<Option<Contribution>> = self.members.iter().map(|_| None).collect();
+        self.status(&nothing, now)
+    }
+
     /// How every rank stands, with regard to `gather`.
     fn status(&self, gather: &[Option<Contribution>], now: Instant) -> Vec<MemberStatus> {
         let status = |(member, contribution): (&Member, &Option<Contribution>)| MemberStatus {
@@ -220,6 +231,7 @@ impl Group {
             },
             process: Some(member.process.clone()).filter(|process| !process.is_empty()),
             gathered: contribution.is_some(),
+            activity: member.activity.clone(),
         };
         self.members.iter().zip(gather).map(status).collect()
     }
@@ -261,6 +273,8 @@ impl Member {
             presence: Presence::Present(now),
             process: describe_process(hello),
             last_words: None,
+            silence_limit: Duration::from_millis(hello.silence_ms),
+            activity: None,
         }
     }
 
@@ -273,6 +287,34 @@ impl Member {
         if let Presence::Present(seen) = &mut self.presence {
             *seen = now;
         }
+    }
+
+    /// Counts `time` as none: the store itself did not run.
+    pub(super) fn forgive(&mut self, time: Duration, now: Instant) {
+        if let Presence::Present(seen) = &mut self.presence {
+            *seen = now.min(*seen + time);
+        }
+    }
+
+    /// What to tell the others if it has been silent for too long.
+    pub(super) fn silence(&self, rank: usize, now: Instant) -> Option<String> {
+        let Presence::Present(seen) = self.presence else {
+            return None;
+        };
+        let silent = now.saturating_duration_since(seen);
+        if silent < self.silence_limit {
+            return None;
+        }
+        let last = match &self.activity {
+            Some(activity) => format!("; it was last seen {}", activity.text),
+            None => String::new(),
+        };
+        Some(format!(
+            "rank {rank} has been silent for {:.1} s (deadline): {} is stopped, or its machine is \
+             overloaded or can't be reached{last}",
+            silent.as_secs_f64(),
+            self.process
+        ))
     }
 
     pub(super) fn say(&mut self, last_words: String, now: Instant) {

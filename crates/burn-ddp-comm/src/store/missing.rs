@@ -75,6 +75,7 @@ mod tests {
             presence,
             process: process.map(str::to_owned),
             gathered,
+            activity: None,
         }
     }
 

@@ -38,6 +38,14 @@ pub(super) fn start(session: Arc<Session>, received: FrameBuffer) -> io::Result<
         })
 }
 
+/// How a connection ends that nobody meant to end.
+enum End {
+    /// For this reason.
+    Broken(String),
+    /// The store has said nothing for so long.
+    Silent(Duration),
+}
+
 struct Presence {
     session: Arc<Session>,
     received: FrameBuffer,
@@ -49,29 +57,43 @@ struct Presence {
 
 impl Presence {
     /// Listens to the end of the connection, and returns how it ended.
-    fn listen(&mut self) -> String {
+    fn listen(&mut self) -> End {
         let mut buffer = vec![0; 64 << 10];
         let mut heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+        let mut heard = Instant::now();
+        let mut last_pass = heard;
         loop {
             if let Err(error) = self.take_events() {
-                return error;
+                return End::Broken(error);
             }
             let mut fds = [PollFd::from_borrowed_fd(
                 self.session.stream.as_fd(),
                 PollFlags::IN,
             )];
             if let Err(error) = poll_until(&mut fds, Some(heartbeat)) {
-                return error.to_string();
+                return End::Broken(error.to_string());
             }
-            if Instant::now() >= heartbeat {
+            let now = Instant::now();
+            // Time in which this process was stopped counts as none.
+            if now - last_pass > 2 * HEARTBEAT_INTERVAL {
+                heard = now.min(heard + (now - last_pass));
+            }
+            last_pass = now;
+            if now >= heartbeat {
                 self.session.send_heartbeat();
-                heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+                heartbeat = now + HEARTBEAT_INTERVAL;
             }
             match (&self.session.stream).read(&mut buffer) {
-                Ok(0) => return "it closed the connection".to_owned(),
-                Ok(n) => self.received.extend(&buffer[..n]),
+                Ok(0) => return End::Broken("it closed the connection".to_owned()),
+                Ok(n) => {
+                    self.received.extend(&buffer[..n]);
+                    heard = now;
+                }
+                Err(error) if is_transient(&error) && now - heard >= self.session.silence => {
+                    return End::Silent(now - heard);
+                }
                 Err(error) if is_transient(&error) => {}
-                Err(error) => return error.to_string(),
+                Err(error) => return End::Broken(error.to_string()),
             }
         }
     }
@@ -114,6 +136,7 @@ impl Presence {
                     self.host_last_words = Some(text);
                 }
             }
+            Event::Heartbeat => {}
             Event::Goodbye => {
                 self.goodbye = true;
                 if let Some(host) = session.host {
@@ -127,7 +150,7 @@ impl Presence {
         Ok(())
     }
 
-    fn record_end(&self, end: &str) {
+    fn record_end(&self, end: &End) {
         let session = &self.session;
         if session.leaving.load(Ordering::SeqCst) {
             session.end(Error::usage("this rank has left the group"));
@@ -148,8 +171,22 @@ impl Presence {
     }
 
     /// The store is gone without a goodbye.
-    fn lost(&self, end: &str) -> Error {
+    fn lost(&self, end: &End) -> Error {
         let store = self.session.store();
+        let end = match end {
+            End::Broken(end) => end,
+            End::Silent(time) => {
+                let text = format!(
+                    "the {store} has been silent for {:.1} s (deadline): its process is stopped, \
+                     or its machine is overloaded or can't be reached",
+                    time.as_secs_f64()
+                );
+                return match self.session.host {
+                    Some(host) => Error::peer([host], text),
+                    None => Error::environment(text),
+                };
+            }
+        };
         match (self.session.host, &self.host_last_words) {
             (Some(host), Some(words)) => Error::peer([host], format!("rank {host} {words}")),
             (Some(host), None) => Error::peer(

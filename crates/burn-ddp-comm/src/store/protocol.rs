@@ -4,10 +4,11 @@
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::flight_recorder::Activity;
 use crate::{Error, ErrorKind};
 
 /// Version of what is said; both sides have to have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// What store connections are for, in the handshake.
 pub(super) const PURPOSE: &[u8] = b"store";
@@ -35,6 +36,8 @@ pub(super) struct Hello {
     pub(super) world_size: usize,
     pub(super) pid: u32,
     pub(super) host: String,
+    /// How long it may be silent before it is taken to be gone.
+    pub(super) silence_ms: u64,
 }
 
 /// From a rank to the store. Requests with an `id` get one [`Event::Answer`].
@@ -65,8 +68,10 @@ pub(super) enum Request {
     LastWords { id: u64, text: String },
     /// Fails the group on every other rank.
     Poison { error: ErrorMessage },
-    /// Shows that the rank is running.
-    Heartbeat,
+    /// Shows that the rank is running, and what it is doing. The store returns it.
+    Heartbeat { activity: Activity },
+    /// How every rank stands.
+    Status { id: u64 },
     /// The rank leaves in good order. The store closes the connection.
     Farewell,
 }
@@ -89,6 +94,8 @@ pub(super) enum Event {
     Poisoned { rank: usize, error: ErrorMessage },
     /// What a rank said that may be about to die.
     LastWords { rank: usize, text: String },
+    /// The store has got a heartbeat.
+    Heartbeat,
     /// The store ends in good order; the group goes on without it.
     Goodbye,
 }
@@ -116,6 +123,8 @@ pub(super) struct MemberStatus {
     pub(super) process: Option<String>,
     /// Whether it has given its value.
     pub(super) gathered: bool,
+    /// What it was doing when it was last heard of.
+    pub(super) activity: Option<Activity>,
 }
 
 /// Where a rank is.

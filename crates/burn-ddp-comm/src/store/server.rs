@@ -20,6 +20,12 @@ use crate::{Error, Result, Secret};
 /// How many connections the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 
+/// How often ranks are looked at that say nothing.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// If more time passes between two looks, this process was stopped meanwhile.
+const LONGEST_GAP: Duration = Duration::from_secs(1);
+
 /// How long the last events may take on their way when the store ends.
 const LAST_EVENTS_LIMIT: Duration = Duration::from_millis(500);
 
@@ -96,6 +102,7 @@ impl StoreServer {
             next_id: 0,
             state: State::new(world_size, host),
             shared: Arc::clone(&shared),
+            last_look: Instant::now(),
         };
         let thread = thread::Builder::new()
             .name("ddp store".to_owned())
@@ -171,6 +178,8 @@ struct Server {
     next_id: ConnectionId,
     state: State,
     shared: Arc<Shared>,
+    /// When the ranks' silence was last looked at.
+    last_look: Instant,
 }
 
 impl Server {
@@ -221,9 +230,24 @@ impl Server {
                 self.state.join(id, &guest.hello, now);
             }
         }
+        self.look_for_silence(now);
         self.carry_out();
         self.connections
             .retain(|_, connection| connection.closes_at().is_none_or(|at| at > now));
+    }
+
+    /// Looks for ranks that have been silent for too long. Time in which this process was stopped itself, and could hear nobody, counts as
+    /// none.
+    fn look_for_silence(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.last_look);
+        if since < LOOK_INTERVAL {
+            return;
+        }
+        self.last_look = now;
+        if since > LONGEST_GAP {
+            self.state.forgive(since, now);
+        }
+        self.state.check_silence(now);
     }
 
     /// The connections that have something to read or can be written to.
@@ -242,7 +266,11 @@ impl Server {
         }
         let closings = self.connections.values().filter_map(Connection::closes_at);
         let due = self.reception.as_ref().and_then(Reception::due);
-        let deadline = closings.chain(due).chain(until).min();
+        let look = self
+            .state
+            .has_members()
+            .then(|| self.last_look + LOOK_INTERVAL);
+        let deadline = closings.chain(due).chain(until).chain(look).min();
         poll_until(&mut fds, deadline)?;
         let ready =
             |(fd, &id): (&PollFd<'_>, &ConnectionId)| (!fd.revents().is_empty()).then_some(id);

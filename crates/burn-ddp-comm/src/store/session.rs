@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::frame::encode;
 use super::protocol::{Answer, MAX_TEXT_BYTES, Request, truncated};
 use crate::fault::Fault;
+use crate::flight_recorder::FlightRecorder;
 use crate::panic_message::PanicListener;
 use crate::socket::write_until;
 use crate::{Error, Result};
@@ -38,7 +39,10 @@ pub(super) struct Session {
     pub(super) host: Option<usize>,
     /// When this rank began to connect.
     pub(super) started: Instant,
+    /// How long the store may be silent.
+    pub(super) silence: Duration,
     pub(super) fault: Arc<Fault>,
+    pub(super) recorder: Arc<FlightRecorder>,
     pub(super) calls: Mutex<Calls>,
     /// Notified when an answer has arrived, and when none will.
     pub(super) answered: Condvar,
@@ -87,6 +91,7 @@ impl Session {
         address: SocketAddr,
         host: Option<usize>,
         started: Instant,
+        silence: Duration,
     ) -> Arc<Self> {
         let session = Arc::new(Self {
             rank,
@@ -95,7 +100,9 @@ impl Session {
             address,
             host,
             started,
+            silence,
             fault: Arc::new(Fault::new()),
+            recorder: Arc::new(FlightRecorder::new(rank, world_size)),
             calls: Mutex::default(),
             answered: Condvar::new(),
             writer: Mutex::new(()),
@@ -161,7 +168,8 @@ impl Session {
 
     /// Shows the store that this rank is running, unless that would take time.
     pub(super) fn send_heartbeat(&self) {
-        let Ok(frame) = encode(&Request::Heartbeat) else {
+        let activity = self.recorder.activity();
+        let Ok(frame) = encode(&Request::Heartbeat { activity }) else {
             return;
         };
         if let Ok(_writer) = self.writer.try_lock()

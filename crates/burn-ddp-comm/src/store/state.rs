@@ -6,7 +6,7 @@
 //! are with a rank in them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::frame::{Frame, encode};
 use super::group::{Group, Member, Presence, Reply, describe_process};
@@ -202,7 +202,16 @@ impl State {
         let rank = seat.rank;
         group.members[rank].seen(now);
         let replies: Vec<Reply> = match request {
-            Request::Heartbeat => Vec::new(),
+            Request::Heartbeat { mut activity } => {
+                let text = truncated(&activity.text, MAX_TEXT_BYTES).to_owned();
+                activity.text = text;
+                group.members[rank].activity = Some(activity);
+                self.send(id, &Event::Heartbeat);
+                Vec::new()
+            }
+            Request::Status { id } => {
+                vec![(rank, id, Answer::Members(group.standing(now)))]
+            }
             Request::Set { id, key, value } => {
                 let (answer, mut replies) = group.set(key, value);
                 replies.push((rank, id, answer));
@@ -274,6 +283,12 @@ impl State {
             return;
         };
         let message = group.members[rank].epitaph(rank, end, now);
+        self.fail(seat, message, now);
+    }
+
+    /// Records that a rank has failed, and tells the others.
+    fn fail(&mut self, seat: Seat, message: String, now: Instant) {
+        let rank = seat.rank;
         tracing::debug!("{message}");
         self.record_failure(RankFailure {
             rank,
@@ -295,6 +310,38 @@ impl State {
         for id in seats {
             self.send(id, &Event::Goodbye);
             self.outputs.push(Output::Close(id));
+        }
+    }
+
+    /// Takes ranks that have been silent for too long to be gone.
+    pub(super) fn check_silence(&mut self, now: Instant) {
+        let silent: Vec<(ConnectionId, Seat, String)> = self
+            .seats
+            .iter()
+            .filter_map(|(&id, &seat)| {
+                let member = &self.groups.get(&seat.group)?.members[seat.rank];
+                Some((id, seat, member.silence(seat.rank, now)?))
+            })
+            .collect();
+        for (id, seat, message) in silent {
+            // It may only have been stopped: then it learns what has become of it.
+            let event = Event::Failed {
+                rank: seat.rank,
+                message: message.clone(),
+            };
+            self.send(id, &event);
+            self.outputs.push(Output::Close(id));
+            self.seats.remove(&id);
+            self.fail(seat, message, now);
+        }
+    }
+
+    /// Counts `time`, in which the store did not run, as none.
+    pub(super) fn forgive(&mut self, time: Duration, now: Instant) {
+        for group in self.groups.values_mut() {
+            for member in &mut group.members {
+                member.forgive(time, now);
+            }
         }
     }
 

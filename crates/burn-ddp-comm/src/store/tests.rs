@@ -38,6 +38,7 @@ fn config(server: &StoreServer, secret: &Secret, rank: usize, world_size: usize)
         world_size,
         host_store: false,
         timeout: support::HANG,
+        silence: support::HANG,
     }
 }
 
@@ -237,6 +238,7 @@ fn on_the_loopback_interface_none_is_required() {
         world_size: 1,
         host_store: true,
         timeout: support::HANG,
+        silence: support::HANG,
     };
     let client = StoreClient::connect(&config).unwrap();
     client.set("k", b"v").unwrap();

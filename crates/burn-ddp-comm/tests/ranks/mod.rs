@@ -22,6 +22,8 @@ pub(crate) struct Spec {
     pub(crate) tcp: bool,
     /// Limit of a wait in a collective.
     pub(crate) timeout: Duration,
+    /// The same for a rank that is known to be busy.
+    pub(crate) patience: Duration,
     /// Rank 0 hosts the store, not the parent.
     pub(crate) rank_0_hosts: bool,
     /// A rank that can't make shared memory.
@@ -36,6 +38,7 @@ impl Spec {
             world_size,
             tcp,
             timeout: Duration::from_secs(120),
+            patience: Duration::from_secs(120),
             rank_0_hosts: false,
             memoryless: None,
             case: 0,
@@ -59,6 +62,7 @@ impl Rank {
             .secret(Secret::from_hex(&self.secret).unwrap())
             .host_store(self.spec.rank_0_hosts && self.rank == 0)
             .timeout(self.spec.timeout)
+            .patience(self.spec.patience)
             .store_timeout(Duration::from_secs(120))
             .force_tcp(self.spec.tcp)
     }
@@ -179,6 +183,7 @@ impl Job {
                 };
                 let child = command
                     .args(["--exact", name, "--nocapture"])
+                    .env("BURN_DDP_FLIGHT_DIR", dir.path())
                     .env(VARIABLE, serde_json::to_string(&rank).unwrap())
                     .stdin(Stdio::null())
                     .stdout(Stdio::null())
@@ -215,6 +220,19 @@ impl Job {
         child.kill().unwrap();
         child.wait().unwrap();
         at
+    }
+
+    /// Where ranks leave their flight records.
+    pub(crate) fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    /// Sends a signal to `rank`.
+    pub(crate) fn signal(&self, rank: usize, signal: rustix::process::Signal) -> Duration {
+        let child = self.children[rank].as_ref().unwrap();
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, signal).unwrap();
+        now()
     }
 
     /// Waits until `rank` has ended.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::flight_recorder::Activity;
 use crate::store::frame::FrameBuffer;
 use crate::store::protocol::PresenceStatus;
 use proptest::prelude::*;
@@ -31,6 +32,7 @@ fn hello(rank: usize, world_size: usize) -> Hello {
         world_size,
         pid: 100 + rank as u32,
         host: "node1".to_owned(),
+        silence_ms: 30_000,
     }
 }
 
@@ -433,7 +435,10 @@ fn requests() -> impl Strategy<Value = Request> {
             id,
             text: "t".to_owned()
         }),
-        Just(Request::Heartbeat),
+        any::<String>().prop_map(|text| {
+            let activity = Activity { text, wait: None };
+            Request::Heartbeat { activity }
+        }),
         Just(Request::Farewell),
         proptest::collection::vec(any::<usize>(), 0..2).prop_map(|ranks| Request::Poison {
             error: ErrorMessage::new(&crate::Error::peer(ranks, "p"))

@@ -31,6 +31,7 @@ fn rank_process() {
         world_size: env.world_size,
         host_store: env.rank == 0 && !env.launcher_hosts_store,
         timeout: env.store_timeout,
+        silence: super::support::HANG,
     };
     match StoreClient::connect(&config) {
         Ok(client) => play(&case, &env, client),
