@@ -22,6 +22,10 @@ pub(super) const THREAD_NAME: &str = "ddp presence";
 /// How often a rank shows that it is running.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// When it shows that for the first time: soon, so that little is unknown of a rank
+/// that is stopped early.
+const FIRST_HEARTBEAT: Duration = Duration::from_millis(250);
+
 /// Starts the thread; `received` is what has arrived already.
 pub(super) fn start(session: Arc<Session>, received: FrameBuffer) -> io::Result<JoinHandle<()>> {
     thread::Builder::new()
@@ -59,7 +63,7 @@ impl Presence {
     /// Listens to the end of the connection, and returns how it ended.
     fn listen(&mut self) -> End {
         let mut buffer = vec![0; 64 << 10];
-        let mut heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+        let mut heartbeat = Instant::now() + FIRST_HEARTBEAT;
         let mut heard = Instant::now();
         let mut last_pass = heard;
         loop {
